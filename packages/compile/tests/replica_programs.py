@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -214,6 +215,43 @@ def _clipped(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[A
         optimizer.step()
 
 
+def _scaled(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+    """Losses are scaled; the third step's gradients overflow, and it is left out."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = _loss(run(*case.batch(step))) * (float("inf") if step == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        found += [*_gradients(model), nn.utils.clip_grad_norm_(model.parameters(), 0.5)]
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(torch.tensor(scaler.get_scale()))
+
+
+def _interrupted(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+    """Between steps a forward raises on all ranks, the model is evaluated by a function that breaks, and another
+    model is compiled and trained."""
+    others = [nn.Sequential(nn.Linear(6, 3), nn.Tanh()).to(case.dtype) for _ in range(STEPS)]
+    for step in range(STEPS):
+        _step(run, model, optimizer, case, found, step)
+        with pytest.raises(RuntimeError):
+            run(torch.zeros(2, 5, dtype=case.dtype))
+        model.eval()
+        with torch.no_grad():
+            found.append(torchcompile.compile(evaluated_in_parts, backend="aot_eager")(run, *case.batch(step + 100)))
+        model.train()
+        other = torchcompile.compile(others[step], backend="aot_eager")
+        other(*case.batch(step)[:1]).sum().backward()
+        found += _gradients(others[step])
+
+
+def evaluated_in_parts(run: Any, *batch: Any) -> torch.Tensor:
+    first = _loss(run(*batch))
+    torchdynamo.graph_break()
+    return first + _loss(run(*batch)) * 2
+
+
 def _gradients(model: Any) -> list[torch.Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
@@ -263,6 +301,8 @@ CASES: Mapping[str, Replicas] = {
     "outputs": Replicas(Outputs, lambda step: (1.0 + step,), {"find_unused_parameters": True}),
     "broken": Replicas(Broken, settings=_SMALL),
     "evaluated": Replicas(Normed, settings=_SMALL, train=_evaluated),
+    "scaled": Replicas(settings=_SMALL, train=_scaled),
+    "interrupted": Replicas(settings=_SMALL, train=_interrupted),
     "clipped": Replicas(settings=_SMALL, train=_clipped),
 }
 
@@ -337,5 +377,7 @@ def trains_as_eager(name: str, backend: str) -> dict[str, dict[str, int]]:
             counts[event.kind.id] += event.count
         events[wrapping] = dict(counts)
         for place, (left, right) in enumerate(zip(found, expected, strict=True)):
-            torch.testing.assert_close(left, right, msg=lambda text, p=place: f"{name}, {wrapping}, value {p}: {text}")
+            torch.testing.assert_close(
+                left, right, equal_nan=True, msg=lambda text, p=place: f"{name}, {wrapping}, value {p}: {text}"
+            )
     return events

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from replica_programs import STEPS, Checkpointed, Layers
+from replica_programs import STEPS, Checkpointed, Layers, evaluated_in_parts
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -97,6 +98,7 @@ class Sharded:
     first: bool = False  # compiled before it is sharded
     make: Callable[..., nn.Module] = Layers
     accumulate: int = 1
+    interrupted: bool = False
     same_batch: bool = False
 
 
@@ -108,6 +110,7 @@ CASES: Mapping[str, Sharded] = {
     "offloaded": Sharded(_offloaded, _whole),
     "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
     "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
+    "interrupted": Sharded(_shard, _whole, accumulate=2, interrupted=True),
     "flat": Sharded(_flat, _whole),
     "flat_blocks": Sharded(_flat, _blocks, first=True),
     "flat_mixed": Sharded(_flat_mixed, _whole),
@@ -143,6 +146,8 @@ def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend
             loss.backward()
             found.append(loss.detach().clone())
         found += [None if p.grad is None else _local(p.grad).clone() for p in run.parameters()]
+        if case.interrupted:
+            found += _between(run, step)
         optimizer.step()
     found += [_local(value).clone() for state in optimizer.state.values() for value in state.values()]
     full = get_model_state_dict(run, options=StateDictOptions(full_state_dict=True))
@@ -156,6 +161,25 @@ def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend
     torch.manual_seed(1)
     found.append(run(torch.randn(4, 6, dtype=torch.float64)).detach().clone())
     return found
+
+
+def _between(run: Any, step: int) -> list[Any]:
+    """Gradients are clipped, a forward raises on all ranks, the model is evaluated by a function that breaks, and
+    another model is compiled and trained."""
+    norm = nn.utils.clip_grad_norm_(run.parameters(), 0.5)
+    with pytest.raises(RuntimeError):
+        run(torch.zeros(2, 5, dtype=torch.float64))
+    run.eval()
+    with torch.no_grad():
+        evaluated = torchcompile.compile(evaluated_in_parts, backend="aot_eager")(
+            run, torch.ones(2, 6, dtype=torch.float64)
+        )
+    run.train()
+    torch.manual_seed(step)
+    other = nn.Linear(6, 3).double()
+    torchcompile.compile(other, backend="aot_eager")(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return [whole.clone(), evaluated, other.weight.grad]
 
 
 def trains_as_eager(name: str, backend: str) -> dict[str, int]:
