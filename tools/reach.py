@@ -45,6 +45,18 @@ def here(part: Part) -> str:
 
 def there(part: Part) -> str:
     """How many graphs torch.compile makes of the first call, or what it raises."""
+    try:
+        return "one graph" if len(_graphs(part, fullgraph=True)) == 1 else "no graphs"
+    except Exception:
+        torch.compiler.reset()  # it breaks, or cannot run it at all
+    try:
+        count = len(_graphs(part, fullgraph=False))
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    return "one graph and a break" if count == 1 else f"{count or 'no'} graphs"
+
+
+def _graphs(part: Part, fullgraph: bool) -> list[torch.fx.GraphModule]:
     torch.compiler.reset()
     graphs: list[torch.fx.GraphModule] = []
 
@@ -52,11 +64,9 @@ def there(part: Part) -> str:
         graphs.append(graph)
         return graph.forward
 
-    try:
-        replace(part, calls=lambda: part.calls()[:1]).run(lambda program: torch.compile(program, backend=backend))
-    except Exception as error:
-        return f"raises {type(error).__name__}"
-    return "one graph" if len(graphs) == 1 else f"{len(graphs) or 'no'} graphs"
+    first = replace(part, calls=lambda: part.calls()[:1])
+    first.run(lambda program: torch.compile(program, backend=backend, fullgraph=fullgraph))
+    return graphs
 
 
 def page() -> str:

@@ -768,7 +768,7 @@ def _plain_world() -> PlainWorld:
     return world
 
 
-_TEE = type(itertools.tee(())[0])
+_TEE: type = type(itertools.tee(())[0])
 _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
     type(iter(collections.deque())), type(reversed(collections.deque())),
