@@ -107,9 +107,11 @@ def test_reset_while_an_exported_graph_lives() -> None:
     assert exported(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.expected_eager("c_function", "program_raised")
 @pytest.mark.parametrize("on", [True, False])
 def test_the_collector_is_as_it_was(on: bool) -> None:
-    """It is held back during a compilation alone."""
+    """It is held back during capture and compilation alone: the program's own calls, and what it asks of the collector,
+    run with it as the program has it."""
     found: list[bool] = []
 
     def watched(gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,6 +126,13 @@ def test_the_collector_is_as_it_was(on: bool) -> None:
             x = torch.ones(3, requires_grad=True)
             torchcompile.compile(lambda x, shift=shift: (x * x + shift).sum())(x).backward()
             assert gc.isenabled() == on
+        assert (
+            torchcompile.compile(lambda x: x + 1 if gc.isenabled() else x, backend="eager")(torch.zeros(())).item()
+            == on
+        )
+        with pytest.raises(ZeroDivisionError):
+            torchcompile.compile(lambda x: x / (1 // 0), backend="eager")(torch.zeros(()))
+        assert gc.isenabled() == on
     finally:
         torchinductor.compile_graph = compile_graph
         gc.enable() if was else gc.disable()

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -25,6 +23,7 @@ import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
 from primtorch.ambient import preserved
+from primtorch.collector import COLLECTOR
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
@@ -53,34 +52,6 @@ Inputs: TypeAlias = list[Value]
 Runner = Callable[..., Sequence[object]]
 Backend = Callable[[torch.fx.GraphModule, Inputs], Runner]
 AtFailure = Callable[[], str]  # what to add to an error's message: see `Examiner.at_failure`
-
-
-class _Collector:
-    """Python's collector of cyclic garbage, held back while programs are compiled: it would walk through all that the
-    process holds several times over, for a quarter of a compilation."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._compilations = 0
-        self._was_on = False
-
-    @contextlib.contextmanager
-    def held_back(self) -> Iterator[None]:
-        with self._lock:
-            if not self._compilations:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._compilations += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._compilations -= 1
-                if not self._compilations and self._was_on:
-                    gc.enable()
-
-
-_COLLECTOR = _Collector()
 
 
 def partitioner_of(options: CompileOptions) -> Partitioner:
@@ -430,7 +401,7 @@ class _Kernels:
         toolchain.kept.append(kept)
         return runner
 
-    @_COLLECTOR.held_back()
+    @COLLECTOR.held_back()
     def compile(self, inputs: Inputs, shelf: Shelf | None) -> Runner:
         return through_autograd(self.job, inputs, self.compiler, self.partitioner(), "prims", shelf)
 
@@ -482,7 +453,7 @@ class _Kernels:
     def compiler(self, kind: Kind) -> Backend:
         """What compiles a half of a kind."""
 
-        @_COLLECTOR.held_back()
+        @COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             with told_to_ranks(lambda: f"{self.job.title} {kind}", DataDependent):
                 return self._half(graph, inputs, kind)

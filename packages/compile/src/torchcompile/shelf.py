@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,7 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
+from primtorch.collector import COLLECTOR
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
@@ -147,12 +148,21 @@ def _stack() -> str:
     """Versions, the processor, and the state of this stack's own files."""
     files = hashlib.sha256()
     for package in (*_PACKAGES, sys.modules["torchcompile"]):
-        root = Path(str(package.__file__)).parent
-        for path in sorted((*root.rglob("*.py"), *root.rglob("*.so"))):
-            found = os.stat(path)
-            files.update(f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+        for row in sorted(_files(Path(str(package.__file__)).parent)):
+            files.update(f"{row}\n".encode())
     parts = (torch.__version__, torch.version.git_version, sys.version, platform.platform(), cpu_flags())
     return "\n".join((*map(str, parts), files.hexdigest()))
+
+
+def _files(folder: str | Path, within: str = "") -> Iterator[str]:
+    """Python's files and libraries beneath a folder, each with its size and time."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files(entry.path, f"{within}{entry.name}/")
+            elif entry.name.endswith((".py", ".so")):
+                found = entry.stat()
+                yield f"{within}{entry.name} {found.st_size} {found.st_mtime_ns}"
 
 
 @dataclass(slots=True)
@@ -228,6 +238,7 @@ class ProgramShelf:
         self.mark = mark_of(env) if env is not None else None
         self.known = self.mark
         self.case = kept.content  # under which the forward and the backward that run are kept
+        self.read: dict[str, str] = {}  # outlines as text
         self.load = load
         self.quiet = quiet
         self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
@@ -247,10 +258,11 @@ class ProgramShelf:
             forward = self._loaded(kind)
             if forward is None:
                 return None
-            self.kept.parts[f"{self.content}.{name}"] = _RECORDS.text(found)
+            self.kept.parts[f"{self.content}.{name}"] = self.read[name]
             return Shelved(found.outline, forward, self._backward)
         return None
 
+    @COLLECTOR.held_back()
     def _backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
         found = self._find_backward(missing)
         if found is None:
@@ -276,6 +288,7 @@ class ProgramShelf:
         if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the forward is there
             self._write(self.content, name, KeptOutline(outline, learnt))
 
+    @COLLECTOR.held_back()
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
         if self.env is not None and mark_of(self.env) != self.known:
             return  # the backward was compiled for less than the forward's case
@@ -340,7 +353,9 @@ class ProgramShelf:
             return None
         if not isinstance(record, kind):
             return None
-        if kind is not KeptOutline:
+        if kind is KeptOutline:  # of one case out of several
+            self.read[part] = text
+        else:
             self.kept.parts[f"{content}.{part}"] = text
         return record
 
