@@ -31,7 +31,7 @@ for folder in (
     sys.path.insert(0, str(folder))
 
 import torch  # noqa: E402
-from feature_matrix import BACKENDS, SETTINGS, check  # noqa: E402
+from feature_matrix import BACKENDS, KNOWN, SETTINGS, check  # noqa: E402
 from pool import Row, Worker, append_row, read_rows, run_cases, told  # noqa: E402
 from reach_programs import PARTS  # noqa: E402
 
@@ -87,7 +87,10 @@ def page(rows: list[Row]) -> str:
         f"{len({row['part'] for row in rows})} programs ([what is captured](../reach.md)) in {len(SETTINGS)} settings on "
         f"{len(backends)} back ends, each beside eager in float64: values, gradients, exceptions, who shares memory, the "
         "arguments, the state of the process, and no event of the ledger beyond a break that was put there. "
-        f"{len(wrong)} of {len(rows)} cells differ.",
+        f"Of {len(PARTS) * len(SETTINGS) * len(BACKENDS)} cells {len(rows)} were run, and {len(wrong)} differ.",
+        "",
+        "Taken as they are: under inference mode results of torch.func are inference tensors, where torch's are others; and "
+        "the graph breaks for " + "; ".join(f"{part} ({setting}: {', '.join(sorted(kinds))})" for (part, setting), kinds in KNOWN.items()) + ".",
         "",
         f"Python {platform.python_version()}, torch {torch.__version__}; {platform.machine()}, {os.cpu_count()} "
         f"processors, one thread each; {sum(row['seconds'] for row in rows):.0f} processor seconds.",

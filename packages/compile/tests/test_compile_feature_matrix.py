@@ -12,7 +12,7 @@ import torch
 from feature_matrix import BACKENDS, SETTINGS, check
 from reach_programs import PARTS
 
-SECONDS = 8.0  # for cells to be begun
+SECONDS = 7.0  # for cells to be begun
 
 
 @pytest.mark.expected_eager(...)
