@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.masked import masked_tensor
 from torch.nn.utils import parametrizations
 
 from .record import Program, maker, part, sizes
@@ -126,3 +127,8 @@ def jagged(x: torch.Tensor) -> Any:
 def parametrized() -> Program:
     torch.manual_seed(3)
     return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
+
+
+@part(SUBCLASSES, "masked tensors", "tensor_subclass", "unsplit_frame", gradient=False)
+def masked(x: torch.Tensor) -> Any:
+    return masked_tensor(x * 2, x > 0).sum(1).to_tensor(0.0).sin()

@@ -25,6 +25,7 @@ from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 
 _NEW: object = torch.Tensor.__new__
+_NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
 
 
 class Overrides:
@@ -132,6 +133,8 @@ class Overrides:
         if is_wrapper(fn):
             self.outside.wrappers.know(fn)
             return self.recorder.make_wrapper(fn, args, kwargs)
+        if fn.__torch_dispatch__ is not _NO_DISPATCH:  # operators on it mean what no graph of plain tensors says
+            raise BreakGraph("tensor_subclass", f"a {fn.__qualname__} is made, which cannot be taken apart")
         if fn.__new__ is not _NEW or fn.__init__ is not torch.Tensor.__init__:
             return MISSING
         return self._new(_NEW, (fn, *args), kwargs)
