@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from use_programs import LISTS, NUMBERS, TEXTS
+from use_programs import LISTS, NUMBERS, TENSORS, TEXTS
 
 import torchdynamo
 from primtorch.fake import FakeTensor
@@ -58,6 +58,44 @@ def test_what_python_does_with_a_number(kind: str) -> None:
                 wrong.append((name, n, expected, found))
                 break
     assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["argument", "made", "parameter"])
+def test_what_python_does_with_a_tensor(kind: str) -> None:
+    """Also what eager refuses: an error's words are eager's where the program reads them."""
+    wrong = []
+    for name, use in drawn(TENSORS):
+
+        def program(x: torch.Tensor) -> Any:
+            try:
+                return x * 2, use(x + 1 if kind == "made" else x)
+            except Exception as error:
+                return x * 3, type(error), str(error)
+
+        compiled = torchdynamo.optimize(_backend, options=torchdynamo.CaptureOptions(strict=True))(program)
+        for _ in range(2):
+            tensors = [torch.arange(6.0).view(3, 2) for _ in range(2)]
+            x, y = map(torch.nn.Parameter, tensors) if kind == "parameter" else tensors
+            expected, found = repr(program(x)), repr(compiled(y))
+            if found != expected:
+                wrong.append((name, expected, found))
+                break
+    assert not wrong
+
+
+def test_attributes_of_a_tensor_across_a_break() -> None:
+    def program(x: torch.Tensor) -> Any:
+        y = x + 1
+        y.note = 3  # type: ignore[attr-defined]
+        print(end="")
+        held = vars(y)
+        held["other"] = 4
+        return held["note"], y.other, x.t()._base is x, y  # type: ignore[attr-defined]
+
+    compiled = torchdynamo.optimize(_backend, options=torchdynamo.CaptureOptions(strict=True))(program)
+    for x in (torch.ones(2, 2), torch.ones(4).view(2, 2)):
+        *found, y = compiled(x)
+        assert (*found, vars(y)) == (3, 4, x._base is None, {"note": 3, "other": 4})
 
 
 def test_what_stands_in_for_a_tensor_has_no_names_of_its_own() -> None:

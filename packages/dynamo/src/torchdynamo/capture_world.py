@@ -25,6 +25,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
+from torchdynamo.graph.refusals import is_worded_here
 from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined, need_texts
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.graph.taken_numbers import NumberAsked
@@ -135,8 +136,11 @@ class CaptureWorld(PlainWorld):
                 raise ValueError("Cell is empty")
             return value
         self.know_methods(obj, "__getattribute__")
-        if name == "__traceback__" and isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
-            raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
+        if isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
+            if name == "__traceback__":
+                raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
+            if name == "args":
+                self._need_words(obj)
         if isinstance(obj, types.ModuleType):
             value = self.outside.module_get(obj, name)
             return super().getattr(obj, name) if value is MISSING else value
@@ -320,6 +324,7 @@ class CaptureWorld(PlainWorld):
         made = self.outside.texts.convert(value, how)
         if made is not MISSING:
             return cast(str, made)
+        self._need_words(value)
         return super().convert(concrete(value), how)
 
     def format_value(self, value: object, spec: str) -> str:
@@ -465,6 +470,8 @@ class CaptureWorld(PlainWorld):
         made = self.outside.texts.binary(op, a, b)
         if made is not MISSING:
             return made
+        if op == "%" and isinstance(a, str):
+            self._need_words(*(b if type(b) is tuple else (b,)))
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
         return super().binary(op, a, b) if result is MISSING else result
 
@@ -575,6 +582,7 @@ class CaptureWorld(PlainWorld):
         if not _only_keeps(fn):
             looked_at = (arg for arg in (*args, *kwargs.values()) if type(arg) not in MADE_AT_EACH_CALL)
             self.outside.refuse_opaque(*looked_at)
+            self._need_words(*args, *kwargs.values())
         self.tell_apart(*_compared(fn, args))
         for argument in args:
             self.outside.refuse_iterator(argument)
@@ -669,6 +677,14 @@ class CaptureWorld(PlainWorld):
             raise NumberAsked(places, as_size=False) from error
         if self.outside.run_time_numbers():
             raise NumberNeeded(error)
+
+    def _need_words(self, *values: object) -> None:
+        """The program reads the text of an error that is worded by what stands in for a tensor: it is raised for real."""
+        for value in values:
+            if isinstance(value, BaseException) and is_worded_here(value):
+                raise GivesUp(
+                    f"the text of a {type(value).__name__} is read", self.interpreter.raises.get(id(value), -1)
+                )
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)

@@ -540,6 +540,8 @@ class Calls:
         obj = args[0]
         if isinstance(obj, SYMBOLIC):
             return dir(self.outside.type_of(obj))
+        if isinstance(obj, torch.Tensor):
+            raise BreakGraph("unsupported_read", "dir() of a tensor")
         if isinstance(obj, (type, types.ModuleType)):
             if self.outside.overlays.names(obj):
                 raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")

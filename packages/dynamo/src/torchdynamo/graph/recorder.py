@@ -424,7 +424,7 @@ class Recorder:
 
     def as_subclass(self, tensor: torch.Tensor, cls: type) -> torch.Tensor:
         """Another view of the tensor, which has the class. No mode and no class is asked about it."""
-        if cls not in PLAIN_TENSORS and not is_capturable(cls):
+        if cls is torch.nn.Parameter or (cls not in PLAIN_TENSORS and not is_capturable(cls)):
             raise BreakGraph("tensor_subclass", f"a {cls.__qualname__} is made")
         made: torch.Tensor = self.record(torch.ops.aten.alias.default, (tensor,), {})
         remember_class(made, cls)

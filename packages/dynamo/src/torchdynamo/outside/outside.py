@@ -608,8 +608,15 @@ class Outside:
     def tensor_get(self, tensor: torch.Tensor, name: str) -> object:
         """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
         known = self.externals.lookup(tensor)
-        if name == "__class__":
-            return self.type_of(tensor)
+        if name in _OF_THE_CLASS:
+            kind = self.type_of(tensor)
+            return kind if name == "__class__" else getattr(kind, name)
+        if name == "_base" and (known is not None or self.externals.lookup(tensor._base) is not None):
+            raise BreakGraph("unsupported_read", "_base of an input, or of its view")
+        if name == "__dict__":
+            if known is None:
+                raise BreakGraph("unsupported_read", "__dict__ of a tensor that the program made")
+            return self.instance_dict(tensor)
         self.torch_names.of_tensor(self.type_of(tensor), name)
         if not isinstance(getattr(torch.Tensor, name, None), _METHODS):  # one breaks the graph where it is called
             self.externals.refuse(tensor)
@@ -712,6 +719,7 @@ _UNROLLED_ROUNDS = 2
 
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
+_OF_THE_CLASS = frozenset({"__class__", "__doc__", "__module__"})
 _TEXTS_OF_ARGUMENTS: tuple[object, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
 
 
