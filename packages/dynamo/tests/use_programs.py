@@ -1,6 +1,6 @@
 """What Python does with a number, a text, a list and a tensor, a function each: tables for the tests of what stands in for them."""
 
-# ruff: noqa: UP030, UP031, UP032, C416, E741
+# ruff: noqa: UP030, UP031, UP032, C416, E711, E741
 from __future__ import annotations
 
 import array

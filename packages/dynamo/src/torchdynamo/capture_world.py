@@ -679,7 +679,7 @@ class CaptureWorld(PlainWorld):
             raise NumberNeeded(error)
 
     def _need_words(self, *values: object) -> None:
-        """The program reads the text of an error that is worded by what stands in for a tensor: it is raised for real."""
+        """The program reads an error that is worded by what stands in for a tensor: it is raised for real."""
         for value in values:
             if isinstance(value, BaseException) and is_worded_here(value):
                 raise GivesUp(

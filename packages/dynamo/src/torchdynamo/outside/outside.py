@@ -628,7 +628,7 @@ class Outside:
             if found is not MISSING:
                 return found
         if known is not None:
-            if name in (own_dict(known.original) or {}) and written is MISSING:
+            if written is MISSING and name in self.stored_names(tensor):
                 return self.instance_get(tensor, name)
             if written is MISSING and not hasattr(type(known.original), name):
                 self.externals.guard(known.source, GuardKind.INSTANCE_LACKS, name)
