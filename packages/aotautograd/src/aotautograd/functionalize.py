@@ -293,7 +293,7 @@ _FILLS: dict[Called, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] 
 _PRODUCTS: frozenset[object] = frozenset({torch.matmul, torch.Tensor.matmul, torch.linalg.matmul})
 
 
-def _product_into(func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _product_into(func: Called, args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
     """The product written to an out= that is of its kind and needs no resizing; what eager refuses, it refuses."""
     out = kwargs["out"]
     operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]

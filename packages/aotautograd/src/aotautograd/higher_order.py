@@ -140,7 +140,7 @@ class _Differentiated(torch.autograd.Function):
     derivative of its own, for whoever differentiates twice."""
 
     @staticmethod
-    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: Any) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: object) -> tuple[torch.Tensor, ...]:
         keeping = operator.keeping()
         results = calls.emit(keeping, operands)
         ctx.calls, ctx.operator, ctx.keeping = calls, operator, keeping

@@ -100,7 +100,7 @@ def environment_of(program: fx.GraphModule) -> ShapeEnv | None:
 def spelt(record: RecordT) -> RecordT:
     """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
 
-    def spell(value: Any) -> Any:
+    def spell(value: object) -> Any:
         if isinstance(value, torch.SymInt):
             return expr_of(value)
         return float_expr_of(value) if isinstance(value, torch.SymFloat) else value
@@ -114,7 +114,7 @@ def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:
     if env is None:
         return record
 
-    def bind(value: Any) -> Any:
+    def bind(value: object) -> Any:
         if isinstance(value, IntExpr):
             return torch.SymInt(SymNode(value, env.hint(value), env))
         return torch.SymFloat(SymNode(value, env.hint(value), env)) if isinstance(value, FloatExpr) else value
@@ -123,7 +123,7 @@ def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:
     return found
 
 
-def _through(value: Any, change: Callable[[Any], Any]) -> Any:
+def _through(value: object, change: Callable[[Any], Any]) -> Any:
     """A value with `change` applied to what is in its records and sequences; the value itself where nothing changes."""
     changed = change(value)
     if changed is not value:

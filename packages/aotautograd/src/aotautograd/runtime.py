@@ -60,7 +60,7 @@ def training_callable(
     gradients: Gradients,
     reads: frozenset[int],
     turns: tuple[tuple[int, int], ...] = (),
-    cut: Callable[..., Any] | None = None,
+    cut: Callable[..., object] | None = None,
 ) -> Flat:
     """Calls a forward whose results lead to the compiled backward.
 

@@ -552,7 +552,7 @@ REGISTERED = Registry()
 
 
 def register_backend(
-    backend: Any = None, name: str | None = None, tags: Iterable[str] = (), capability: Capability | None = None
+    backend: object = None, name: str | None = None, tags: Iterable[str] = (), capability: Capability | None = None
 ) -> Any:
     """Gives a back end a name for `compile(backend=name)`; also a decorator, with or without arguments.
 

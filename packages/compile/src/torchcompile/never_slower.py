@@ -102,10 +102,10 @@ class Timed:
         self.calls = 0
         self.run: Run = self._undecided if can_be_timed(gm) else compiled
 
-    def __call__(self, *inputs: Any) -> Sequence[object]:
+    def __call__(self, *inputs: object) -> Sequence[object]:
         return self.run(*inputs)
 
-    def _undecided(self, *inputs: Any) -> Sequence[object]:
+    def _undecided(self, *inputs: object) -> Sequence[object]:
         if not self.lock.acquire(blocking=False):  # another thread is at it
             return self.compiled(*inputs)
         try:
@@ -121,7 +121,7 @@ class Timed:
             self.lock.release()
         return self.run(*inputs)
 
-    def _chosen(self, inputs: Sequence[Any]) -> Run:
+    def _chosen(self, inputs: Sequence[object]) -> Run:
         if not in_doubt(self.gm, self.kernels()) or _is_watched():
             return self.compiled
         backward = torch.is_grad_enabled() and self.has_backward()
@@ -153,7 +153,7 @@ def _is_watched() -> bool:
     return hooks is not None or torch.is_anomaly_enabled() or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
 
-def _seen(inputs: Sequence[Any]) -> tuple[object, ...]:
+def _seen(inputs: Sequence[object]) -> tuple[object, ...]:
     """What a call changes that writes to its inputs or draws random numbers."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     versions = [0 if value.is_inference() else value._version for value in tensors]
@@ -162,7 +162,7 @@ def _seen(inputs: Sequence[Any]) -> tuple[object, ...]:
     return (*versions, *(bytes(state.numpy()) for state in states))
 
 
-def _seconds(run: Run, inputs: Sequence[Any], backward: bool) -> float:
+def _seconds(run: Run, inputs: Sequence[object], backward: bool) -> float:
     """What one call takes, with its backward if asked."""
     taken = list(map(_aliased, inputs))
     cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
@@ -180,7 +180,7 @@ def _seconds(run: Run, inputs: Sequence[Any], backward: bool) -> float:
     return time.perf_counter() - start
 
 
-def _aliased(value: Any) -> Any:
+def _aliased(value: object) -> Any:
     """The same memory without history: the user's gradients and hooks see nothing."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -90,7 +90,7 @@ def _buckets(replicated: DistributedDataParallel, rebuilt: str) -> tuple[tuple[B
     return plan_buckets(parameters, cap, first), False
 
 
-def stages_for(plan: ReducerPlan, inputs: Sequence[Any]) -> Stages:
+def stages_for(plan: ReducerPlan, inputs: Sequence[object]) -> Stages:
     """The places of a graph's inputs by the bucket that they belong to, in the order in which the bucket has them: the
     reducer makes its buckets of the order in which gradients come, and finds these again. Empty where the model has one
     bucket."""
@@ -104,7 +104,7 @@ def stages_for(plan: ReducerPlan, inputs: Sequence[Any]) -> Stages:
     return tuple(tuple(place for _, place in sorted(held[bucket])) for bucket in sorted(held))
 
 
-def stage_parameters(plan: ReducerPlan, inputs: Sequence[Any]) -> list[tuple[int, list[ParameterInfo]]]:
+def stage_parameters(plan: ReducerPlan, inputs: Sequence[object]) -> list[tuple[int, list[ParameterInfo]]]:
     """For each stage, its bucket's number and the parameters of the graph in it."""
     held: dict[int, list[int]] = {}
     for bucket, place in filter(None, map(plan.place_of, inputs)):
@@ -138,7 +138,7 @@ class FollowsReducer:
         self,
         compile: Callable[[Stages, Sequence[Any]], Runner],
         tell: Callable[[list[tuple[int, list[ParameterInfo]]], bool], None],
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
     ) -> None:
         self.compile, self.tell = compile, tell
         self._parameter = [is_parameter(value) for value in inputs].index(True)  # who it is says whose call it is
@@ -152,7 +152,7 @@ class FollowsReducer:
             self._compiled((), inputs)
         self._run = next(iter(self._runs.values()))
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
+    def __call__(self, *inputs: object) -> Sequence[Any]:
         replicated = active_replica()
         if replicated is None:
             return self._run(*inputs)
@@ -162,7 +162,7 @@ class FollowsReducer:
             known = self.follow(replicated, inputs)
         return known.run(*inputs)
 
-    def _compiled(self, stages: Stages, inputs: Sequence[Any]) -> Runner:
+    def _compiled(self, stages: Stages, inputs: Sequence[object]) -> Runner:
         key = tuple(map(frozenset, stages))
         if key not in self._runs:
             self._runs[key] = self.compile(stages, inputs)

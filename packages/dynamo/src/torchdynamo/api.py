@@ -87,7 +87,7 @@ def new_ledger(options: CaptureOptions) -> Ledger:
     return Ledger(LEDGER, refusal if options.fullgraph else None)
 
 
-def _wrap(target: Any, settings: tuple[Backend, CaptureOptions, Dump | None], ledger: Ledger, alike: Alike) -> Any:
+def _wrap(target: object, settings: tuple[Backend, CaptureOptions, Dump | None], ledger: Ledger, alike: Alike) -> Any:
     function = target.__func__ if isinstance(target, types.MethodType) else target
     mark = mark_of(function)
     if mark is not None and mark.kind is MarkKind.DISABLED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -176,7 +175,7 @@ class Capture:
 
 
 def interpret(
-    function: types.FunctionType, flat: tuple[Any, ...], policy: DynamicPolicy, directions: Directions
+    function: types.FunctionType, flat: tuple[object, ...], policy: DynamicPolicy, directions: Directions
 ) -> Capture:
     """Runs `function` on `flat` in the interpreter."""
     stack = UserStack()

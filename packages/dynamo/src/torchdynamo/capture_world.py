@@ -337,7 +337,7 @@ class CaptureWorld(PlainWorld):
         with self._numbers_shown():
             return _no_method_of_fake(super().format_value(concrete(value), spec))
 
-    def join_texts(self, parts: Any) -> str:
+    def join_texts(self, parts: object) -> str:
         made = self.outside.texts.of(joined, "", *parts)
         return super().join_texts(parts) if made is MISSING else cast(str, made)
 
@@ -625,7 +625,7 @@ class CaptureWorld(PlainWorld):
             namespace = {**namespace, "__module__": self._module_of_frame()}
         return self.outside.classes.make(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
 
-    def _leaves_with(self, fn: Any) -> bool:
+    def _leaves_with(self, fn: object) -> bool:
         """Whether a C function keeps its arguments as they are, or is a method that leaves the graph with them."""
         owner = fn.__self__ if isinstance(fn, types.BuiltinFunctionType) else None
         outside = owner is not None and not isinstance(owner, (types.ModuleType, type))

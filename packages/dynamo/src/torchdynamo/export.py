@@ -63,7 +63,7 @@ def export(
     function: Callable[..., object],
     *,
     dynamic: bool | None = None,
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, object] | None = None,
     aten_graph: bool = False,
     decompositions: Decompositions | None = None,
     all_breaks: bool = True,
@@ -407,7 +407,7 @@ def _conflict(known: Dim, other: Dim) -> Dim:
     raise ValueError(f"dynamic_shapes: {known} and {other} have one name and different ranges")
 
 
-def _mark(call: _Call, shapes: Mapping[str, Any]) -> _Marks:
+def _mark(call: _Call, shapes: Mapping[str, object]) -> _Marks:
     marks = _Marks()
     try:
         args, kwargs = call.structure.build(_Sentinel(index) for index in range(len(call.leaves)))

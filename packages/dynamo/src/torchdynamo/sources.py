@@ -269,7 +269,7 @@ class Scope:
     modules: Mapping[str, types.ModuleType]
 
     @staticmethod
-    def of(function: types.FunctionType, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
+    def of(function: types.FunctionType, flat: Sequence[object], pinned: Sequence[object]) -> Scope:
         return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
 

@@ -125,7 +125,7 @@ def _known_to_autocast(device: str) -> bool:
 AUTOCAST_DEVICES = tuple(filter(_known_to_autocast, ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")))
 
 
-def _stack(length: Callable[[], int], at: Callable[[int], Any]) -> tuple[Any, ...]:
+def _stack(length: Callable[[], int], at: Callable[[int], object]) -> tuple[Any, ...]:
     return tuple(at(place) for place in range(length()))
 
 
@@ -144,7 +144,7 @@ def _same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
 
 
 def _set_stack(
-    now: Sequence[object], wanted: Sequence[object], pop: Callable[[], Any], push: Callable[[Any], None]
+    now: Sequence[object], wanted: Sequence[object], pop: Callable[[], object], push: Callable[[Any], None]
 ) -> None:
     shared = 0
     while shared < min(len(now), len(wanted)) and now[shared] is wanted[shared]:

@@ -95,7 +95,7 @@ class FlexAttention(HigherOrder):
         """Whether a score counts."""
         return self.bodies[int(self.modifies)] if self.masks else None
 
-    def parts(self, operands: Sequence[Any]) -> AttentionParts:
+    def parts(self, operands: Sequence[object]) -> AttentionParts:
         """The operands by what they are for."""
         first = self.sizes + 3
         last = first + (0 if self.tables is None else self.tables.count)
@@ -103,7 +103,7 @@ class FlexAttention(HigherOrder):
         query, key, value = given[self.sizes : first]
         return AttentionParts(given[: self.sizes], query, key, value, given[first:last], given[last:])
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         runners = dict(zip(self.labels, self._runners(), strict=True))
         return dense_attention(self.parts(operands), self.scale, runners.get("score"), runners.get("mask"))
 
@@ -115,7 +115,7 @@ class FlexAttention(HigherOrder):
         found = {"score": (*parts.captured, score, *positions), "mask": (*parts.captured, *positions)}
         return tuple(found[label] for label in self.labels)
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         parts = self.parts(operands)
         query, value = spec_of(parts.query), parts.value
         shape = (*query.shape[:3], value.shape[3])
@@ -181,7 +181,7 @@ class FlexAttentionDerivative(HigherOrder):
         given = tuple(operands)
         return (given[:-4], *given[-4:])
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         given, _, _, *tangents = self.split(operands)
         attention, inputs = self.forward, list(given)
         first = self.sizes + 3 + (0 if attention.tables is None else attention.tables.count)
@@ -200,14 +200,14 @@ class FlexAttentionDerivative(HigherOrder):
         found = self.forward.given(self.split(operands)[0])
         return found if self.pullback is None else (*found, (*found[0], found[0][-1 - POSITIONS]))
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         parts = self.forward.parts(self.split(operands)[0])
         sources = (parts.query, parts.key, parts.value, *(parts.captured[place] for place in self.captured))
         return tuple(map(_dense, sources))
 
 
 def dense_attention(
-    parts: AttentionParts, scale: float, score: Callable[..., Any] | None, mask: Callable[..., Any] | None
+    parts: AttentionParts, scale: float, score: Callable[..., object] | None, mask: Callable[..., object] | None
 ) -> Values:
     """All scores at once, in their own type whatever autocast would make of it."""
     with torch.autocast(parts.query.device.type, enabled=False):
@@ -215,7 +215,7 @@ def dense_attention(
 
 
 def _dense_attention(
-    parts: AttentionParts, scale: float, score: Callable[..., Any] | None, mask: Callable[..., Any] | None
+    parts: AttentionParts, scale: float, score: Callable[..., object] | None, mask: Callable[..., object] | None
 ) -> Values:
     query, key, value = parts.query, parts.key, parts.value
     dtype, batch = working_dtype(query.dtype), query.shape[0]
@@ -260,7 +260,7 @@ def _single(dtype: torch.dtype, device: torch.device) -> TensorSpec:
     return TensorSpec((), (), dtype, device)
 
 
-def _dense(value: Any) -> TensorSpec:
+def _dense(value: object) -> TensorSpec:
     spec = spec_of(value)
     return TensorSpec(spec.shape, iterator_like(spec.shape, spec.strides), spec.dtype, spec.device)
 

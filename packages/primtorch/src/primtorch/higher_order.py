@@ -103,11 +103,11 @@ class HigherOrder:
     def __repr__(self) -> str:
         return self.name
 
-    def __call__(self, *operands: Any) -> Values:
+    def __call__(self, *operands: object) -> Values:
         handler = _HANDLERS.stack[-1] if _HANDLERS.stack else None
         return self.run(*operands) if handler is None else handler(self, operands)
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         """The call in Python, body by body."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class HigherOrder:
         """What each body is given, numbers aside: tensors, or descriptors of what the loop makes of them."""
         raise NotImplementedError
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         """Descriptors of the results, from what each body gives."""
         raise NotImplementedError
 
@@ -145,14 +145,14 @@ class Cond(HigherOrder):
     name = "cond"
     alike = True
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         numbers, predicate, rest = operands[: self.sizes], operands[self.sizes], operands[self.sizes + 1 :]
         return tuple(self._runners()[0 if bool(predicate) else 1](*numbers, *rest))
 
     def given(self, operands: Values) -> tuple[Values, ...]:
         return (operands[self.sizes + 1 :],) * len(self.bodies)
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         return tuple(map(spec_of, found[0]))
 
     def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
@@ -183,7 +183,7 @@ class Scan(HigherOrder):
     labels = ("step",)
     name = "scan"
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         (step,) = self._runners()
         around, carry, mapped = self._parts(operands)
         carry = tuple(value.contiguous() for value in carry)
@@ -248,7 +248,7 @@ class _Keeping:
     carries: int
     mapped: int
 
-    def __call__(self, *flat: Any) -> Values:
+    def __call__(self, *flat: object) -> Values:
         last = len(flat) - self.mapped
         return (*call_body(self.step, flat), *flat[last - self.carries : last])
 
@@ -263,7 +263,7 @@ class _BackwardStep:
     carried: int
     closed: int
 
-    def __call__(self, *flat: Any) -> Values:
+    def __call__(self, *flat: object) -> Values:
         first, middle, last = self.around, self.around + self.carried, self.around + self.carried + self.closed
         inputs = (*flat[:first], *flat[last : last + self.pull.inputs - first])
         rows = flat[last + self.pull.inputs - first :]
@@ -303,7 +303,7 @@ class WhileLoop(HigherOrder):
         around, carry = operands[self.sizes : -self.carries], operands[-self.carries :]
         return ((*around, *map(_as_carry, carry)),) * 2
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         return tuple(map(_as_carry, operands[-self.carries :]))
 
     def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
@@ -339,7 +339,7 @@ class WhileLoopDerivative(HigherOrder):
     labels = ("condition", "step", "backward_step")
     name = "while_loop_derivative"
 
-    def run(self, *operands: Any) -> Values:
+    def run(self, *operands: object) -> Values:
         loop = replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
         backward_step = self._runners()[2]
         around, carry, gradients = self._parts(operands)
@@ -362,7 +362,7 @@ class WhileLoopDerivative(HigherOrder):
         of_loop = (*around[self.sizes :], *map(_as_carry, carry))
         return of_loop, of_loop, (*of_loop, *map(_as_carry, gradients))
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
         around, _, gradients = self._parts(operands)
         return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients)))
 
@@ -371,7 +371,7 @@ def _as_carry(value: Any) -> TensorSpec:
     return row_major(value.shape, value)
 
 
-def slice_of(value: Any) -> TensorSpec:
+def slice_of(value: object) -> TensorSpec:
     """The metadata of a slice along the first dim."""
     spec = spec_of(value)
     return TensorSpec(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device)

@@ -20,7 +20,7 @@ class References:
 
 
 class _Run(fx.Interpreter):
-    def __init__(self, gm: fx.GraphModule, backend: Any) -> None:
+    def __init__(self, gm: fx.GraphModule, backend: object) -> None:
         super().__init__(gm)
         self.backend = backend
 

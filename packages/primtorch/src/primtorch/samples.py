@@ -57,7 +57,7 @@ def truths(*shape: int) -> Drawn:
     return Drawn(lambda: torch.rand(shape) < 0.5)
 
 
-def listed(*values: Any, dtype: torch.dtype | None = None) -> Drawn:
+def listed(*values: object, dtype: torch.dtype | None = None) -> Drawn:
     """A vector of these values, or a matrix of these rows."""
     return Drawn(lambda: torch.tensor(values, dtype=dtype))
 
@@ -81,7 +81,7 @@ def after(function: Callable[[torch.Tensor], Any], operand: Drawn) -> Drawn:
     return Drawn(lambda: function(operand.draw()))
 
 
-def drawn(value: Any) -> Any:
+def drawn(value: object) -> Any:
     """The value with a tensor where one is drawn."""
     if isinstance(value, Drawn):
         return value.draw()

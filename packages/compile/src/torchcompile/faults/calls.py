@@ -56,12 +56,12 @@ class Captured:
     def __post_init__(self) -> None:
         self._compiled = self.capture(self._look, self.function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         self.graphs.clear()
         return self._compiled(*args, **kwargs)
 
     def _look(self, gm: fx.GraphModule, inputs: list[Any]) -> Run:
-        def run(*values: Any) -> Sequence[object]:
+        def run(*values: object) -> Sequence[object]:
             self.graphs.append(Program(gm, tuple(map(copied, values))))
             found: Sequence[object] = gm.forward(*values)
             return found
@@ -70,7 +70,7 @@ class Captured:
 
 
 def verified(
-    function: Callable[..., Any], compiled: Callable[..., Any], capture: Capture, ledger: Ledger
+    function: Callable[..., object], compiled: Callable[..., object], capture: Capture, ledger: Ledger
 ) -> Callable[..., Any]:
     """`compiled`, whose calls are held to `function` first. Those that cannot be run again unnoticed are not, and the
     ledger is told: where an object of the program's own classes comes in, or random numbers are drawn."""
@@ -79,7 +79,7 @@ def verified(
     place = (frame_of(code),) if code is not None else ()
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         fault = None
         try:
             fault = _fault_of(captured, args, kwargs)
@@ -95,7 +95,7 @@ def verified(
     return disable(call, reason="its calls are verified")
 
 
-def _fault_of(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
+def _fault_of(captured: Captured, args: tuple[object, ...], kwargs: dict[str, Any]) -> Fault | None:
     """What a call shows to be wrong.
 
     Raises:
@@ -211,7 +211,9 @@ def _line() -> UserFrame | None:
     return None if found is None else UserFrame(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 
 
-def _seen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], around: Surroundings) -> _Seen:
+def _seen(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any], around: Surroundings
+) -> _Seen:
     seen = _Seen()
     with seen:
         outcome(function, args, kwargs, around)
@@ -227,7 +229,7 @@ def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | N
             continue
         tried.add(call.function)
 
-        def alone(*args: Any, _call: _Call = call) -> Any:
+        def alone(*args: object, _call: _Call = call) -> Any:
             return _call.function(*args, **_call.kwargs)
 
         try:

@@ -126,12 +126,12 @@ def _is_number(value: object) -> bool:
     )
 
 
-def tensors_of(program: Program, values: Mapping[str, Any]) -> list[str]:
+def tensors_of(program: Program, values: Mapping[str, object]) -> list[str]:
     """The operators that give one tensor, by name."""
     return [node.name for node in program.calls if isinstance(values.get(node.name), torch.Tensor)]
 
 
-def up_to(program: Program, values: Mapping[str, Any], last: int, everything: bool) -> Program:
+def up_to(program: Program, values: Mapping[str, object], last: int, everything: bool) -> Program:
     """The part that ends with one of `tensors_of`, and gives out this or every one of them."""
     names = tensors_of(program, values)[: last + 1]
     order = {node.name: place for place, node in enumerate(program.module.graph.nodes)}
@@ -146,7 +146,7 @@ def resized(program: Program, before: int, after: int) -> Program:
         RuntimeError: an input has strides that do not follow from a shape.
     """
 
-    def number(value: Any) -> Any:
+    def number(value: object) -> Any:
         return after if type(value) is int and value == before else value
 
     graph = fx.Graph()

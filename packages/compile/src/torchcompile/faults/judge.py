@@ -164,7 +164,7 @@ def tangent(root: torch.Tensor) -> torch.Tensor:
     return (1 + steps / 8).reshape(root.shape).to(root.dtype)
 
 
-def copied(value: Any, wide: bool = False) -> Any:
+def copied(value: object, wide: bool = False) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     copy = value.detach().clone()

@@ -78,7 +78,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
 def _seeing(graph: fx.GraphModule, seen: list[Program]) -> Run:
     """Runs a graph as it is, and keeps it with what it was run on."""
 
-    def run(*values: Any) -> Sequence[object]:
+    def run(*values: object) -> Sequence[object]:
         kept = tuple(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values)
         seen.append(Program(graph, kept, described=True))
         found: Sequence[object] = graph.forward(*values)

@@ -39,7 +39,7 @@ class Program:
     described: bool = False
 
     @classmethod
-    def of(cls, module: fx.GraphModule, examples: Sequence[Any]) -> Program:
+    def of(cls, module: fx.GraphModule, examples: Sequence[object]) -> Program:
         """A captured graph on its examples; symbols are the numbers that they were."""
         return cls(module, tuple(map(_number, examples)))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -61,7 +60,7 @@ def _holds(made: Standalone, shows: Callable[[Program], bool]) -> bool:
         return False
 
 
-def _drawn(value: Any) -> list[str]:
+def _drawn(value: object) -> list[str]:
     """Texts that draw a tensor of this shape, strides and type."""
     if not isinstance(value, torch.Tensor):
         return [repr(value)]
@@ -83,7 +82,7 @@ def _drawn(value: Any) -> list[str]:
     ]
 
 
-def _written(value: Any) -> list[str]:
+def _written(value: object) -> list[str]:
     """The tensor by its elements."""
     if not isinstance(value, torch.Tensor) or value.numel() > MOST_ELEMENTS:
         return []

@@ -40,7 +40,7 @@ class Surroundings:
     _seen: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Surroundings:
+    def of(cls, function: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Surroundings:
         """
         Raises:
             CannotRepeat: the function reaches an object of which nobody knows how to undo a change.
@@ -54,7 +54,7 @@ class Surroundings:
                 raise CannotRepeat(f"it takes a tensor of class {name_of(type(leaf))}")
         return found
 
-    def _reach(self, value: Any) -> None:
+    def _reach(self, value: object) -> None:
         if id(value) in self._seen or isinstance(value, _PLAIN):
             return
         self._seen.add(id(value))
@@ -79,7 +79,7 @@ class Surroundings:
         elif not callable(value) or getattr(type(value), "__module__", "") not in ("torch", "builtins", "functools"):
             raise CannotRepeat(f"it reaches an object of class {name_of(type(value))}")
 
-    def _reach_code(self, function: Any) -> None:
+    def _reach_code(self, function: object) -> None:
         """What a function of the program's own names."""
         if not isinstance(function, types.FunctionType) or function.__code__.co_filename.startswith(_TORCH):
             return
@@ -167,7 +167,7 @@ class Outcome:
 
 
 def outcome(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], around: Surroundings
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], around: Surroundings
 ) -> Outcome:
     """Runs a call on copies of its tensors, and undoes it.
 

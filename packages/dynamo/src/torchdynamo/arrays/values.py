@@ -182,7 +182,7 @@ def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, (tuple, list)) else ()
 
 
-def model_of(value: Any) -> Any:
+def model_of(value: object) -> Any:
     """The value with models in the place of arrays."""
     if isinstance(value, Array):
         return value.model

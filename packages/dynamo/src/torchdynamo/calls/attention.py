@@ -34,17 +34,17 @@ def flex_attention(
     bodies: Bodies,
     node_of: Callable[[torch.Tensor], fx.Node],
     write: Write,
-    query: Any,
-    key: Any,
-    value: Any,
-    score_mod: Any = None,
-    block_mask: Any = None,
-    scale: Any = None,
+    query: object,
+    key: object,
+    value: object,
+    score_mod: object = None,
+    block_mask: object = None,
+    scale: object = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
-    kernel_options: Any = None,
+    kernel_options: object = None,
     *,
-    return_aux: Any = None,
+    return_aux: object = None,
 ) -> object:
     """The node of a call, and what the call returns. `kernel_options` choose among torch's own kernels, and mean
     nothing here."""
@@ -165,7 +165,7 @@ def _checked(query: Any, key: Any, value: Any, grouped: bool) -> tuple[torch.Ten
 
 
 def _block_mask(
-    bodies: Bodies, query: torch.Tensor, key: torch.Tensor, block_mask: Any, derived: bool
+    bodies: Bodies, query: torch.Tensor, key: torch.Tensor, block_mask: object, derived: bool
 ) -> tuple[BlockTables | None, list[torch.Tensor], Any]:
     """What a block mask says: its tables, and its function, if there is one."""
     if block_mask is None:

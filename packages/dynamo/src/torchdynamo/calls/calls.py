@@ -410,7 +410,7 @@ class Calls:
             return getattr(args[0], f"__{fn.__name__}__")()  # C would not take a symbol from it
         return MISSING if kwargs else scalars.call(fn, args)
 
-    def _assert_number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _assert_number(self, fn: object, args: Args, kwargs: Kwargs) -> Any:
         """`torch._check` of what is known only when the program runs: the graph takes it for granted."""
         truth = args[0] if args else kwargs.get("cond")
         if fn is torch._check_is_size and isinstance(truth, torch.SymInt):

@@ -172,7 +172,7 @@ class HigherOrderCalls:
         """`flex_attention(query, key, value, score_mod, block_mask, ...)`."""
         return attention.flex_attention(self.bodies, self._node, self._write, *args, **kwargs)
 
-    def create_mask(self, *args: Any, **kwargs: Any) -> object:
+    def create_mask(self, *args: object, **kwargs: object) -> object:
         """`create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)`, which `create_block_mask` begins with."""
         return attention.create_mask(self.bodies, *args, **kwargs)
 

@@ -15,7 +15,7 @@ from primtorch.fake import FakeTensor
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs, World
 
-_square = constraints._Square.check
+_square: Callable[..., torch.Tensor] = constraints._Square.check
 
 
 def _symmetric(self: Any, value: torch.Tensor) -> Any:

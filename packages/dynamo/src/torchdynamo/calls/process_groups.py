@@ -106,7 +106,7 @@ def _questions() -> tuple[object, ...]:
     return tuple(found)
 
 
-def _called(member: Any) -> object:
+def _called(member: object) -> object:
     """What is called where a member is used: a property's getter, the function that a method of C++ binds."""
     getter = getattr(member, "fget", None) or member
     return getattr(getter, "__func__", getter)

@@ -159,7 +159,7 @@ def _check_operand(name: str, tensor: torch.Tensor) -> None:
         raise BreakGraph("distributed", f"{name}() of {why}")
 
 
-def _group(outside: Outside, name: str, group: Any) -> Group:
+def _group(outside: Outside, name: str, group: object) -> Group:
     """A group, guarded."""
     c10d: Any = sys.modules[_C10D]
     if not c10d.is_initialized() or c10d._world.pg_coalesce_state:
@@ -175,7 +175,7 @@ def _group(outside: Outside, name: str, group: Any) -> Group:
     return Group(called, size, lambda rank: rank if group is None else _place(outside, group, rank))
 
 
-def _place(outside: Outside, group: Any, rank: int) -> int:
+def _place(outside: Outside, group: object, rank: int) -> int:
     c10d: Any = sys.modules[_C10D]
     if rank not in c10d.get_process_group_ranks(group):
         raise BreakGraph("distributed", f"a collective in a group without its rank {rank}")
@@ -192,7 +192,7 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
     return _OPS.wait_tensor(tensor)  # type: ignore[no-any-return]
 
 
-def _reduction(op: Any) -> str:
+def _reduction(op: object) -> str:
     name = str(getattr(op, "name", ""))
     if name not in _REDUCTIONS:
         raise BreakGraph("distributed", f"a reduction {op}")

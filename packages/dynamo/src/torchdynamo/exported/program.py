@@ -276,7 +276,7 @@ class Exported:
             case Number(program=program):
                 return run_program(program, numbers)
 
-    def _refuse_overlap(self, given: Sequence[Any]) -> None:
+    def _refuse_overlap(self, given: Sequence[object]) -> None:
         checks = self.checks
         if not checks.written:
             return

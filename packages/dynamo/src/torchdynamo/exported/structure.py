@@ -44,7 +44,7 @@ class Structure:
         return _encode(self.build(_Place(index) for index in range(self.size)))
 
     @staticmethod
-    def decode(text: Any, classes: Sequence[type]) -> Structure:
+    def decode(text: object, classes: Sequence[type]) -> Structure:
         return flatten(_decode(text, {_name(c): c for c in (*pytree.SUPPORTED_NODES, *classes)}))[1]
 
 

@@ -532,7 +532,7 @@ class Recorder:
                     self.annotate(item, element)
                     self._bind(element, item)
 
-    def argument(self, value: Any) -> Any:
+    def argument(self, value: object) -> Any:
         """A call's argument as FX writes it: nodes for tensors and symbolic sizes, containers rebuilt."""
         if isinstance(value, torch.Tensor):
             node = self.node_of(value)

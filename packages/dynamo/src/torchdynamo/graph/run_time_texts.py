@@ -63,7 +63,7 @@ class RunTimeText(InterpreterObject):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         args: Args,
         origins: Origins,
         sample: object,
@@ -271,7 +271,7 @@ def _formatted(text: str, names: tuple[str, ...], *values: object) -> str:
     return text.format(*values[:split], **dict(zip(names, values[split:], strict=True)))
 
 
-def _sample(arg: Any) -> Any:
+def _sample(arg: object) -> Any:
     if isinstance(arg, RunTimeText):
         return arg.sample
     return 1.5 if type(arg) is torch.SymFloat else 1 if type(arg) is torch.SymInt else arg

@@ -62,7 +62,7 @@ def attribute(number: torch.SymInt | torch.SymFloat | torch.SymBool, name: str) 
     """An attribute of a run-time number as an int, a float or a bool has it. All but its parts asks for its value."""
     kind = number.node.pytype
     if name in ("real", "numerator") and hasattr(kind, name):
-        return number if kind is not bool else concrete(number).real
+        return number if kind is not bool else bool(concrete(number)).real
     if name in ("imag", "denominator") and hasattr(kind, name):
         return getattr(kind(), name)
     if not hasattr(kind, name):

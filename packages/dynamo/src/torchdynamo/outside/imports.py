@@ -82,7 +82,7 @@ def captured(
     externals: Externals,
     has: Callable[[types.ModuleType, str], bool],
     name: str,
-    namespace: Mapping[str, Any],
+    namespace: Mapping[str, object],
     fromlist: Sequence[str] | None,
     level: int,
 ) -> types.ModuleType:

@@ -362,7 +362,7 @@ def lowered(
     ctx: Context,
     target: FlexAttention | FlexAttentionDerivative,
     args: tuple[object, ...],
-    metas: Sequence[Any],
+    metas: Sequence[object],
     run_inline: RunInline,
 ) -> tuple[TensorValue, ...]:
     """The results of a call."""
@@ -376,7 +376,7 @@ def lowered(
         ) from error
 
 
-def _forward(call: _Call, metas: Sequence[Any]) -> tuple[TensorValue, ...]:
+def _forward(call: _Call, metas: Sequence[object]) -> tuple[TensorValue, ...]:
     functions = call.functions()
     out, lse = (call.result(meta) for meta in metas)
     template = call.template("forward", (out, lse), functions)
@@ -501,7 +501,7 @@ def _dense_derivative(
     functions: _Functions,
     given: tuple[TensorValue, TensorValue, TensorValue],
     sums: Sequence[TensorValue],
-    metas: Sequence[Any],
+    metas: Sequence[object],
 ) -> list[TensorValue]:
     dtype, shape = call.dtype, call.shape
     tangent, lse, delta = given

@@ -46,7 +46,7 @@ class Report:
         return "\n".join([*lines, *(f"wrong: {name}: {why}" for name, why in self.wrong)])
 
 
-def _mapped(function: Callable[[torch.Tensor], Any], value: object) -> Any:
+def _mapped(function: Callable[[torch.Tensor], object], value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     return type(value)(_mapped(function, v) for v in value) if isinstance(value, (tuple, list)) else value
@@ -60,7 +60,7 @@ def check_case(
     backend: object,
     case: Case,
     *,
-    to_backend: Callable[[torch.Tensor], Any] = _same,
+    to_backend: Callable[[torch.Tensor], object] = _same,
     from_backend: Callable[[Any], torch.Tensor] = _same,
 ) -> None:
     """Run one sample on the backend.
@@ -103,7 +103,7 @@ def _within(case: Case, dtypes: Collection[torch.dtype]) -> bool:
 def conformance(
     backend: object,
     *,
-    to_backend: Callable[[torch.Tensor], Any] = _same,
+    to_backend: Callable[[torch.Tensor], object] = _same,
     from_backend: Callable[[Any], torch.Tensor] = _same,
     dtypes: Collection[torch.dtype] | None = None,
     only: Sequence[str] | None = None,
