@@ -159,6 +159,17 @@ def test_second_backward_and_written_input_raise() -> None:
         out.sum().backward()
 
 
+def test_a_derivative_that_torch_lacks_is_told_by_eagers_class() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.gammainc(x, x.detach() + 1)
+
+    for run in (program, aot_function(program, fw_compiler=identity)):
+        out = run(torch.rand(3, requires_grad=True))
+        for _ in range(2):
+            with pytest.raises(NotImplementedError, match="is not implemented"):
+                out.sum().backward(retain_graph=True)
+
+
 READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (  # of their argument, of their result, of neither
     lambda y: y * y,
     lambda y: y.sin(),

@@ -348,9 +348,9 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         return (lambda *values: run(list(values))) if is_boxed(run) else run
 
     def refuse_failing(missing: Sequence[int]) -> None:
-        for place, message in joint.failing.items():
+        for place, error in joint.failing.items():
             if place not in missing:
-                raise RuntimeError(message)
+                raise type(error)(*error.args)
 
     stages = stages_of(joint.metadata.gradients, compilers.stages)
     turns = turns_of(joint.metadata.gradients, compilers.stages)

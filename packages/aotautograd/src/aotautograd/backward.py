@@ -39,9 +39,9 @@ def failing_backwards(
     values: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
-) -> dict[int, str]:
+) -> dict[int, RuntimeError]:
     """What the backward of each value raises, for those whose does. Nothing of it stays in the graph."""
-    found: dict[int, str] = {}
+    found: dict[int, RuntimeError] = {}
     last = _last(recorder.graph)
     for place in range(len(values)):
         try:
@@ -50,7 +50,7 @@ def failing_backwards(
         except RuntimeError as error:
             if isinstance(error, (AotAutogradError, PrimTorchError)) or _TORCHS_OWN_FAULT in str(error):
                 raise
-            found[place] = str(error)
+            found[place] = type(error)(str(error))
         while (node := _last(recorder.graph)) is not last:
             recorder.graph.erase_node(node)
     return found

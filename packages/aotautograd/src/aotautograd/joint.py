@@ -112,7 +112,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
     results: tuple[fx.Node | None, ...] = ()
-    failing: dict[int, str] = {}
+    failing: dict[int, RuntimeError] = {}
     totals: dict[int, fx.Node] = {}
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:

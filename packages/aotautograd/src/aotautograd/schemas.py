@@ -219,7 +219,7 @@ class JointGraph:
     guard: torch.fx.GraphModule | None = None  # forward's placeholders -> the tensors of `metadata.assumptions`
     # Tangents whose backward raises, whatever the data, and what: the program overwrote what a derivative reads.
     # The gradients are those of the other tangents.
-    failing: Mapping[int, str] = field(default_factory=dict)
+    failing: Mapping[int, RuntimeError] = field(default_factory=dict)
     # For each tangent to whose result others lead: the node of the sum of it and of what they lead to.
     totals: Mapping[int, torch.fx.Node] = field(default_factory=dict)
 
