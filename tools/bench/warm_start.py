@@ -57,6 +57,7 @@ def first_call(model_name: str, way: str, training: bool) -> dict[str, float]:
 def measured(model: str, way: str, training: bool, folder: str) -> dict[str, float]:
     caches = {"TORCHCOMPILE_CACHE": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
     caches["PYTHONDONTWRITEBYTECODE"] = ""  # what a first call imports is compiled once, as where it is installed
+    caches["CCACHE_DISABLE"] = "1"  # else the C++ compiler of a cold call may answer from an earlier run
     command = [sys.executable, __file__, "--one", model, way, str(int(training))]
     done = subprocess.run(
         command, env={**os.environ, **caches}, capture_output=True, text=True, check=True, timeout=MOST_SECONDS
