@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,3 +210,26 @@ def test_a_switch_held_off_by_two_threads_at_once_is_then_what_the_program_has_s
         switch.write(True)
         assert not is_on[0]
     assert is_on[0]
+
+
+def test_an_interrupt_while_the_state_is_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C arrives anywhere: here each time that a state is read at the end of a block, once."""
+    before = ambient.snapshot()
+    for place in range(len(ambient.AMBIENT)):
+        state, interrupts = ambient.AMBIENT[place], [KeyboardInterrupt()]
+
+        def read(state: ambient.Ambient = state, interrupts: list[KeyboardInterrupt] = interrupts) -> Any:
+            if ended and interrupts:
+                raise interrupts.pop()
+            return state.read()
+
+        ended = False
+        states = list(ambient.AMBIENT)
+        states[place] = replace(state, read=read)
+        monkeypatch.setattr(ambient, "AMBIENT", tuple(states))
+        with pytest.raises(KeyboardInterrupt), ambient.preserved():
+            torch.set_grad_enabled(False)
+            torch.set_autocast_enabled("cpu", True)
+            ended = True
+        monkeypatch.undo()
+        assert not ambient.changed(before), state.name

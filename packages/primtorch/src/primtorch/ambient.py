@@ -378,12 +378,22 @@ def preserved() -> Iterator[None]:
     try:
         yield
     finally:
-        mine, _noted.values = _noted.values, outside
-        for state, then in zip(AMBIENT, before, strict=True):
-            now = state.read()
-            others = state.shared and (state.name not in mine or not state.same(mine[state.name], now))
-            if state.write is not None and not others and not state.same(then, now):
-                state.write(then)
+        mine = _noted.values
+        try:
+            _write_back(before, mine)
+        except KeyboardInterrupt:  # a second run writes what the first has not come to
+            _write_back(before, mine)
+            raise
+        finally:
+            _noted.values = outside
+
+
+def _write_back(before: Sequence[Any], mine: dict[str, Any]) -> None:
+    for state, then in zip(AMBIENT, before, strict=True):
+        now = state.read()
+        others = state.shared and (state.name not in mine or not state.same(mine[state.name], now))
+        if state.write is not None and not others and not state.same(then, now):
+            state.write(then)
 
 
 # What a compiler finds where nothing is set: each by its name in `AMBIENT`, with what gives the value.
