@@ -126,6 +126,6 @@ def test_a_program_over_ragged_or_masked_tensors(name: str) -> None:
     found = [results(case, program, make, lengths) for lengths in LENGTHS]
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
     events = [event for event in torchcompile.report().events if event.effect in REFUSED]
-    assert {event.kind.id for event in events} <= TOLD and kept[0].is_nested
+    assert {event.kind.id for event in events} <= TOLD and kept[0].is_nested, list(map(str, events))
     breaks = [event.where for event in events if event.effect is Effect.BREAK]
     assert breaks and all(inspect.getsourcefile(results) in where for where in breaks)
