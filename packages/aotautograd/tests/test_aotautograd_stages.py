@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -227,3 +228,34 @@ def test_a_backward_that_stays_whole_is_told() -> None:
         results.append([t.grad for t in inputs])
     torch.testing.assert_close(results[1], results[0])
     assert [event.kind for event in LEDGER.events] == [BACKWARD_NOT_CUT]
+
+
+@pytest.mark.parametrize("trial", range(6))
+def test_gradients_come_in_the_order_that_was_asked_for(trial: int) -> None:
+    """Whatever else autograd's engine has ready beside them: operators of the program's own around the compiled ones."""
+    seed = random.SystemRandom().randrange(2**31)
+    chance = random.Random(seed)
+    count = chance.randint(2, 9)
+    places = chance.sample(range(1, count + 1), count)
+    cuts = sorted(chance.sample(range(1, count), chance.randint(0, min(3, count - 1))))
+    stages = [places[a:b] for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
+    inputs = [torch.randn(3, dtype=torch.float64, requires_grad=place > 0) for place in range(count + 1)]
+    outputs = chance.randint(1, 2)
+
+    def program(*given: torch.Tensor) -> list[torch.Tensor]:
+        whole = given[0]
+        for each in given[1:]:
+            whole = torch.tanh(whole * each + each)
+        return [whole, *(given[1] * given[place] for place in range(2, outputs + 1))]
+
+    compiled = aot_module(program, inputs, fw_compiler=run_graph, eager_random=True, stages=stages)
+    came: list[int] = []
+    for place in places:
+        inputs[place].register_post_accumulate_grad_hook(lambda _, place=place: came.append(place))
+    for _ in range(2):
+        others = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(chance.randint(0, 5))]
+        results = compiled(*inputs)
+        loss = sum((result * other.sin()).sum() for result in results for other in (*others, torch.ones(3)))
+        loss.backward()  # type: ignore[union-attr]
+        assert came == places, (seed, stages, outputs)
+        came.clear()

@@ -59,7 +59,7 @@ def test_what_was_compiled_before_there_were_processes_comes_in_stages() -> None
     compiled(torch.ones(2, 8))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        replicated = DistributedDataParallel(compiled, bucket_cap_mb=5e-4)
+        replicated = DistributedDataParallel(compiled, bucket_cap_mb=2.5e-4)
         for _ in range(3):
             replicated(torch.ones(2, 8)).sum().backward()
     finally:

@@ -42,6 +42,8 @@ Gradients = Callable[[Values, Values, Values, Sequence[int]], tuple[Values, tupl
 # missing tangents -> the compiled backward without them, those that it takes as zeros nevertheless, and how the
 # gradients are made of what it returns
 CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
+# What one node hands on: the stage and the turn, the tangents that lead to it, the gradients.
+_Part = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]
 # (missing tangents, those of earlier runs) -> saved tensors to read, to keep, and whether they were freed
 Needs = Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
 
@@ -68,7 +70,7 @@ def training_callable(
     `needs(missing, earlier)` says which saved tensors it then reads, and which to keep behind it.
     `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
-    None. `turns`: for each gradient its stage, and its turn among all; each turn has a node of its own.
+    None. `turns`: for each gradient its stage, and its turn among all, in which they are handed on.
     """
     history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, turns, cut)
     call: Flat = wrap(_call_plan(metadata, forward), history)
@@ -201,16 +203,32 @@ def _gradient_sets(metadata: ProgramMetadata, turns: Sequence[tuple[int, int]]) 
         members[tangents][turns[place] if turns else (0, 0)].append(place)
     if not turns and members.keys() == {(0,)} and len(metadata.tangents) == 1:
         return None
-    parts = [(turn, tangents) for tangents, parts in members.items() if tangents for turn in parts]
-    parts.sort(key=lambda part: part[0], reverse=True)
-    number = {part: place for place, part in enumerate(parts)}
+    parts = sorted(
+        (turn, tangents, tuple(m)) for tangents, parts in members.items() if tangents for turn, m in parts.items()
+    )
+    nodes = _in_pairs(parts)[::-1]
     ahead: dict[tuple[int, ...], int] = {}  # the set of the same tangents that comes before
-    found: dict[int, GradientSet] = {}
-    for turn, tangents in reversed(parts):
-        place = number[turn, tangents]
-        found[place] = GradientSet(tangents, tuple(members[tangents][turn]), turn[0], ahead.get(tangents, -1))
+    found: list[GradientSet] = []
+    for place in range(len(nodes) - 1, -1, -1):
+        (stage, _), tangents, gradients = nodes[place]
+        found.append(GradientSet(tangents, gradients, stage, ahead.get(tangents, -1)))
         ahead[tangents] = place
-    return tuple(found[place] for place in range(len(parts)))
+    return tuple(found[::-1])
+
+
+def _in_pairs(parts: Sequence[_Part]) -> list[_Part]:
+    """Two gradients that follow each other are handed on by one node, which saves every other node. Their order stays:
+    the engine takes what is ready out of a heap, where accumulators of gradients are above all else, and of two that are
+    equal the first one that came is at the top. Of three it is one or another."""
+    joined: list[_Part] = []
+    for part in parts:
+        (stage, turn), tangents, gradients = part
+        before = joined[-1] if joined else None
+        if before is not None and len(before[2]) == len(gradients) == 1 and before[:2] == ((stage, turn - 1), tangents):
+            joined[-1] = ((stage, turn), tangents, (*before[2], *gradients))
+        else:
+            joined.append(part)
+    return joined
 
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:

@@ -286,7 +286,7 @@ def compiled_once(
         if runner is None:
             asked = facts(gm)
             runner = compile_graph(Job(toolchain, gm, stages, *start()), inputs)
-            if toolchain.options.never_slower and not stages and runner != gm.forward:
+            if toolchain.options.never_slower and len(stages) < 2 and runner != gm.forward:
                 runner = _timed(toolchain, gm, runner, start()[0])
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
                 toolchain.compiled[key, stages, ordered] = runner

@@ -92,14 +92,14 @@ def _buckets(replicated: DistributedDataParallel, rebuilt: str) -> tuple[tuple[B
 
 def stages_for(plan: ReducerPlan, inputs: Sequence[object]) -> Stages:
     """The places of a graph's inputs by the bucket that they belong to, in the order in which the bucket has them: the
-    reducer makes its buckets of the order in which gradients come, and finds these again. Empty where the model has one
-    bucket."""
+    reducer makes its buckets of the order in which gradients come, and finds these again. Empty where there is no order:
+    the model has one parameter in the graph, and one bucket."""
     held: dict[int, list[tuple[int, int]]] = {}
     for place, value in enumerate(inputs):
         found = plan.place_of(value)
         if found is not None:
             held.setdefault(found[0], []).append((found[1], place))
-    if len(plan.buckets) < 2:
+    if len(plan.buckets) < 2 and sum(map(len, held.values())) < 2:
         return ()
     return tuple(tuple(place for _, place in sorted(held[bucket])) for bucket in sorted(held))
 
