@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -98,6 +98,39 @@ class Checkpointed(Layers):
         return x
 
 
+class Halved(torch.autograd.Function):
+    """Passes on half of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() / 2
+
+
+class OwnFunction(Layers):
+    """A derivative of its own behind each layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = Halved.apply(layer(x))  # type: ignore[no-untyped-call]
+        return x
+
+
+class Reentrant(Layers):
+    """Each layer is computed again in a backward within the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        for layer in self.layers:
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=True))
+        return x
+
+
 class Outputs(Layers):
     """A dict with a loss, as many libraries give it; one of its tensors is not used."""
 
@@ -133,6 +166,14 @@ def _in_bfloat16(state: None, bucket: Any) -> Any:
     sent = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
     work = dist.all_reduce(sent, async_op=True).get_future()
     return work.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+def _low_rank(model: Any) -> None:
+    """PowerSGD from the third step on."""
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 for _hook in (_twice, _in_bfloat16):  # torch asks for the types themselves
@@ -229,6 +270,21 @@ def _scaled(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[An
         found.append(torch.tensor(scaler.get_scale()))
 
 
+def _refrozen(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+    """A layer learns, then does not, then learns again."""
+    layer = model.module.layers[1]
+    for step in range(STEPS):
+        layer.requires_grad_(step not in (1, 2))
+        _step(run, model, optimizer, case, found, step)
+
+
+def _thawed(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+    """A layer that the replicas do not know of learns from the third step on, by each rank for itself."""
+    for step in range(STEPS):
+        model.module.layers[1].requires_grad_(step > 1)
+        _step(run, model, optimizer, case, found, step)
+
+
 def _interrupted(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
     """Between steps a forward raises on all ranks, the model is evaluated by a function that breaks, and another
     model is compiled and trained."""
@@ -303,6 +359,15 @@ CASES: Mapping[str, Replicas] = {
     "evaluated": Replicas(Normed, settings=_SMALL, train=_evaluated),
     "scaled": Replicas(settings=_SMALL, train=_scaled),
     "interrupted": Replicas(settings=_SMALL, train=_interrupted),
+    "unused_by_rank": Replicas(Branches, lambda s: ((s + dist.get_rank()) % 2 == 1,), {"find_unused_parameters": True}),
+    "unused_by_rank_small": Replicas(
+        Branches, lambda s: (s % 3 == dist.get_rank(),), {"find_unused_parameters": True, **_SMALL}
+    ),
+    "low_rank_hook": Replicas(prepare=_low_rank),
+    "own_function": Replicas(OwnFunction, settings=_SMALL),
+    "reentrant": Replicas(Reentrant, settings=_SMALL),
+    "refrozen": Replicas(settings={"find_unused_parameters": True, **_SMALL}, train=_refrozen),
+    "thawed": Replicas(Frozen, settings=_SMALL, train=_thawed, alike=False),
     "clipped": Replicas(settings=_SMALL, train=_clipped),
 }
 
@@ -326,6 +391,10 @@ def _inner(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
 def _eager(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
     replicated = DistributedDataParallel(model, **settings)
     return replicated, replicated
+
+
+def _both(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
+    return _outer(torchcompile.compile(model, backend=backend), settings, backend)
 
 
 def before(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
@@ -367,7 +436,7 @@ def trains_as_eager(name: str, backend: str) -> dict[str, dict[str, int]]:
     case = CASES[name]
     expected = _trained(case, _eager, backend)
     events: dict[str, dict[str, int]] = {}
-    wrappings = WRAPPINGS if name not in PARTS else {**WRAPPINGS, "parts": _in_place}
+    wrappings = WRAPPINGS if name not in PARTS else {**WRAPPINGS, "parts": _in_place, "both": _both}
     for wrapping, wrap in wrappings.items():
         found = _trained(case, wrap, backend)
         report = torchcompile.report()

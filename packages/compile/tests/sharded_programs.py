@@ -14,7 +14,13 @@ import torch.distributed as dist
 from replica_programs import STEPS, Checkpointed, Layers, evaluated_in_parts
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -23,13 +29,33 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import torchcompile
 
 SIZES = (6, 8, 8, 4, 2)
-Model = tuple[Any, Any]  # what is called, what has the parameters
+Between = Callable[[Any, torch.optim.Optimizer, int], list[Any]]  # a backward and the step of the optimizer
+
+
+class Sequences(nn.Module):
+    """Layers with a norm before each pair of them, over sequences."""
+
+    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in ((6, 8), (8, 6), (6, 4), (4, 6)))
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, norm in enumerate(self.norms):
+            x = x + self.layers[2 * place + 1](torch.tanh(self.layers[2 * place](norm(x))))
+        return x
 
 
 def _nothing(model: nn.Module, backend: str) -> nn.Module:
@@ -55,6 +81,11 @@ def _shard(model: nn.Module, **settings: Any) -> nn.Module:
 
 def _shard_mixed(model: nn.Module) -> nn.Module:
     return _shard(model, mp_policy=MixedPrecisionPolicy(torch.float32, torch.float64))
+
+
+def _shard_in_bfloat16(model: nn.Module) -> nn.Module:
+    """Computed in bfloat16, reduced in float32."""
+    return _shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
 def _offloaded(model: nn.Module) -> nn.Module:
@@ -89,81 +120,18 @@ def _tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, mesh, plan)
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """How a model is sharded, and in which order that and compiling it come."""
-
-    shard: Callable[[nn.Module], nn.Module]
-    wrap: Callable[[nn.Module, str], nn.Module]
-    first: bool = False  # compiled before it is sharded
-    make: Callable[..., nn.Module] = Layers
-    accumulate: int = 1
-    interrupted: bool = False
-    same_batch: bool = False
+def _sequence_parallel(model: nn.Module) -> nn.Module:
+    """Norms on parts of the sequence, layers on the whole of it, parts of each."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan: dict[str, Any] = {"": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1))}
+    for place in range(2):
+        plan[f"norms.{place}"] = SequenceParallel()
+        plan[f"layers.{2 * place}"] = ColwiseParallel(input_layouts=Shard(1))
+        plan[f"layers.{2 * place + 1}"] = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+    return parallelize_module(model, mesh, plan)
 
 
-CASES: Mapping[str, Sharded] = {
-    "whole": Sharded(_shard, _whole),
-    "blocks_first": Sharded(_shard, _blocks, first=True),
-    "mixed": Sharded(_shard_mixed, _whole),
-    "kept_gathered": Sharded(_kept_gathered, _whole),
-    "offloaded": Sharded(_offloaded, _whole),
-    "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
-    "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
-    "interrupted": Sharded(_shard, _whole, accumulate=2, interrupted=True),
-    "flat": Sharded(_flat, _whole),
-    "flat_blocks": Sharded(_flat, _blocks, first=True),
-    "flat_mixed": Sharded(_flat_mixed, _whole),
-    "flat_mixed_accumulated": Sharded(_flat_mixed, _whole, accumulate=2),
-    "resharded_mixed": Sharded(_resharded_mixed, _whole, accumulate=2),
-    "flat_accumulated": Sharded(_flat, _whole, accumulate=2),
-    "tensor_parallel": Sharded(_tensor_parallel, _whole, same_batch=True),
-    "tensor_parallel_blocks": Sharded(_tensor_parallel, _blocks, same_batch=True),
-}
-
-
-def _local(value: Any) -> Any:
-    """This rank's part of a tensor."""
-    if isinstance(value, ShardedTensor):
-        return value.local_tensor() if value.local_shards() else torch.zeros(0)
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend: str) -> list[Any]:
-    torchcompile.reset()
-    torch.manual_seed(0)
-    model = case.make(SIZES).double() if case.make is Layers else case.make().double()
-    run = case.shard(wrap(model, backend)) if case.first else wrap(case.shard(model), backend)
-    optimizer = torch.optim.AdamW(run.parameters(), 0.01)
-    found: list[Any] = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for part in range(case.accumulate):
-            torch.manual_seed(100 * step + 10 * part + (0 if case.same_batch else dist.get_rank()))
-            if case.accumulate > 1 and hasattr(run, "set_requires_gradient_sync"):
-                run.set_requires_gradient_sync(part == case.accumulate - 1)
-            loss = run(torch.randn(4, 6, dtype=torch.float64)).pow(2).sum()
-            loss.backward()
-            found.append(loss.detach().clone())
-        found += [None if p.grad is None else _local(p.grad).clone() for p in run.parameters()]
-        if case.interrupted:
-            found += _between(run, step)
-        optimizer.step()
-    found += [_local(value).clone() for state in optimizer.state.values() for value in state.values()]
-    full = get_model_state_dict(run, options=StateDictOptions(full_state_dict=True))
-    found += [value.detach().clone() for value in full.values()]
-    sharded = copy.deepcopy(get_model_state_dict(run))
-    found += [_local(value).clone() for value in sharded.values() if isinstance(value, torch.Tensor)]
-    with torch.no_grad():
-        for parameter in run.parameters():
-            parameter.zero_()
-    set_model_state_dict(run, sharded)
-    torch.manual_seed(1)
-    found.append(run(torch.randn(4, 6, dtype=torch.float64)).detach().clone())
-    return found
-
-
-def _between(run: Any, step: int) -> list[Any]:
+def _interrupted(run: Any, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
     """Gradients are clipped, a forward raises on all ranks, the model is evaluated by a function that breaks, and
     another model is compiled and trained."""
     norm = nn.utils.clip_grad_norm_(run.parameters(), 0.5)
@@ -182,6 +150,103 @@ def _between(run: Any, step: int) -> list[Any]:
     return [whole.clone(), evaluated, other.weight.grad]
 
 
+def _restored(run: Any, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    """A step is taken, and taken back: parameters and the optimizer's state are loaded as they were."""
+    if not optimizer.state:
+        return []
+    states = copy.deepcopy(get_state_dict(run, optimizer))
+    optimizer.step()
+    taken = [_local(p).clone() for p in run.parameters()]
+    set_state_dict(run, optimizer, model_state_dict=states[0], optim_state_dict=states[1])
+    return taken
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How a model is sharded, and in which order that and compiling it come."""
+
+    shard: Callable[[nn.Module], nn.Module]
+    wrap: Callable[[nn.Module, str], nn.Module]
+    first: bool = False  # compiled before it is sharded
+    make: Callable[..., nn.Module] = Layers
+    accumulate: int = 1
+    between: Between | None = None
+    same_batch: bool = False
+    scaled: bool = False
+    shape: tuple[int, ...] = (4, 6)
+
+
+CASES: Mapping[str, Sharded] = {
+    "whole": Sharded(_shard, _whole),
+    "blocks_first": Sharded(_shard, _blocks, first=True),
+    "mixed": Sharded(_shard_mixed, _whole),
+    "kept_gathered": Sharded(_kept_gathered, _whole),
+    "offloaded": Sharded(_offloaded, _whole),
+    "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
+    "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
+    "interrupted": Sharded(_shard, _whole, accumulate=2, between=_interrupted),
+    "restored": Sharded(_shard, _whole, between=_restored),
+    "restored_blocks": Sharded(_shard, _blocks, first=True, between=_restored),
+    "scaled": Sharded(_shard, _whole, scaled=True),
+    "scaled_blocks": Sharded(_shard_in_bfloat16, _blocks, accumulate=2, scaled=True),
+    "flat": Sharded(_flat, _whole),
+    "flat_blocks": Sharded(_flat, _blocks, first=True),
+    "flat_mixed": Sharded(_flat_mixed, _whole),
+    "flat_mixed_accumulated": Sharded(_flat_mixed, _whole, accumulate=2),
+    "resharded_mixed": Sharded(_resharded_mixed, _whole, accumulate=2),
+    "flat_accumulated": Sharded(_flat, _whole, accumulate=2),
+    "tensor_parallel": Sharded(_tensor_parallel, _whole, same_batch=True),
+    "tensor_parallel_blocks": Sharded(_tensor_parallel, _blocks, same_batch=True),
+    "sequence_parallel": Sharded(_sequence_parallel, _whole, make=Sequences, same_batch=True, shape=(2, 4, 6)),
+    "sequence_parallel_blocks": Sharded(_sequence_parallel, _blocks, make=Sequences, same_batch=True, shape=(2, 4, 6)),
+}
+
+
+def _local(value: Any) -> Any:
+    """This rank's part of a tensor."""
+    if isinstance(value, ShardedTensor):
+        return value.local_tensor() if value.local_shards() else torch.zeros(0)
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend: str) -> list[Any]:
+    torchcompile.reset()
+    torch.manual_seed(0)
+    model = case.make(SIZES).double() if case.make is Layers else case.make().double()
+    run = case.shard(wrap(model, backend)) if case.first else wrap(case.shard(model), backend)
+    optimizer = torch.optim.AdamW(run.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=case.scaled, init_scale=2.0**10, growth_interval=2)
+    found: list[Any] = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        overflow = float("inf") if case.scaled and step == 2 and dist.get_rank() == 1 else 1.0
+        for part in range(case.accumulate):
+            torch.manual_seed(100 * step + 10 * part + (0 if case.same_batch else dist.get_rank()))
+            if case.accumulate > 1 and hasattr(run, "set_requires_gradient_sync"):
+                run.set_requires_gradient_sync(part == case.accumulate - 1)
+            loss = run(torch.randn(case.shape, dtype=torch.float64)).pow(2).sum() * overflow
+            scaler.scale(loss).backward()
+            found.append(loss.detach().clone())
+        found += [None if p.grad is None else _local(p.grad).clone() for p in run.parameters()]
+        if case.between is not None:
+            found += case.between(run, optimizer, step)
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(torch.tensor(scaler.get_scale()))
+    found += [_local(value).clone() for state in optimizer.state.values() for value in state.values()]
+    full = get_model_state_dict(run, options=StateDictOptions(full_state_dict=True))
+    found += [value.detach().clone() for value in full.values()]
+    sharded = copy.deepcopy(get_model_state_dict(run))
+    found += [_local(value).clone() for value in sharded.values() if isinstance(value, torch.Tensor)]
+    with torch.no_grad():
+        for parameter in run.parameters():
+            parameter.zero_()
+    set_model_state_dict(run, sharded)
+    torch.manual_seed(1)
+    found.append(run(torch.randn(case.shape, dtype=torch.float64)).detach().clone())
+    return found
+
+
 def trains_as_eager(name: str, backend: str) -> dict[str, int]:
     """A sharded model gives what it gives eagerly; how often each event is in the ledger."""
     warnings.simplefilter("ignore")
@@ -191,7 +256,7 @@ def trains_as_eager(name: str, backend: str) -> dict[str, int]:
     report = torchcompile.report()
     assert report.captured > 0 or report.ran_eagerly
     for place, (left, right) in enumerate(zip(found, expected, strict=True)):
-        torch.testing.assert_close(left, right, msg=lambda text, p=place: f"{name}, value {p}: {text}")
+        torch.testing.assert_close(left, right, equal_nan=True, msg=lambda text, p=place: f"{name}, value {p}: {text}")
     counts: dict[str, int] = {"captured": report.captured}
     for event in report.events:
         counts[event.kind.id] = counts.get(event.kind.id, 0) + event.count
