@@ -218,8 +218,8 @@ def _gradient_sets(metadata: ProgramMetadata, turns: Sequence[tuple[int, int]]) 
 
 def _in_pairs(parts: Sequence[_Part]) -> list[_Part]:
     """Two gradients that follow each other are handed on by one node, which saves every other node. Their order stays:
-    the engine takes what is ready out of a heap, where accumulators of gradients are above all else, and of two that are
-    equal the first one that came is at the top. Of three it is one or another."""
+    the engine takes what is ready out of a heap, where accumulators of gradients are above all else, and of two equal
+    ones the first that came is at the top. Of three it is one or another."""
     joined: list[_Part] = []
     for part in parts:
         (stage, turn), tangents, gradients = part

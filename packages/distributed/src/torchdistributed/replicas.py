@@ -92,8 +92,8 @@ def _buckets(replicated: DistributedDataParallel, rebuilt: str) -> tuple[tuple[B
 
 def stages_for(plan: ReducerPlan, inputs: Sequence[object]) -> Stages:
     """The places of a graph's inputs by the bucket that they belong to, in the order in which the bucket has them: the
-    reducer makes its buckets of the order in which gradients come, and finds these again. Empty where there is no order:
-    the model has one parameter in the graph, and one bucket."""
+    reducer makes its buckets of the order in which gradients come, and finds these again. Empty where none is:
+    one parameter of the graph in one bucket."""
     held: dict[int, list[tuple[int, int]]] = {}
     for place, value in enumerate(inputs):
         found = plan.place_of(value)
