@@ -456,13 +456,13 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     add_shape_guards(outside)
     hashed = [known.source for known in externals.hashed.values()]
     if len(hashed) > 1:
-        externals.guards.add(hashed[0], GuardKind.ALL_DISTINCT, tuple(hashed[1:]), ())
+        externals.guards.add(hashed[0], GuardKind.ALL_DISTINCT, tuple(hashed[1:]))
     code = Attribute(externals.pins.source(outside.function), "__code__", native=True)
-    externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__, ())
-    externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
+    externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__)
+    externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient)
     if ambient.torch_function_modes:
         modes = AmbientRead(function_modes, (), function_modes())
-        externals.guards.add(None, GuardKind.AMBIENT, modes, ())
+        externals.guards.add(None, GuardKind.AMBIENT, modes)
     return externals.guards.guards()
 
 

@@ -19,6 +19,8 @@ Dump = Callable[[str, str], None]
 class GuardKind(enum.Enum):
     """What a guard checks of the object at its source. The comment gives the payload."""
 
+    __hash__ = object.__hash__  # each is one object; that of Enum is a function in Python
+
     TYPE = "type"  # the exact type
     IDENTITY = "identity"  # the object itself (held weakly where it can be)
     EQUALS = "equals"  # a constant: same exact type and equal (nan equals nan; 0.0 is not -0.0)

@@ -12,11 +12,40 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeVar, Union, dataclass_transform
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class _Step:
+    """What every source has: room for its hash."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
+S = TypeVar("S", bound=_Step)
+
+
+@dataclass_transform(frozen_default=True)
+def _source(cls: type[S]) -> type[S]:
+    """A frozen record whose hash is computed once: a path is twice as long as the modules are deep, and each read of
+    the program asks for the hash of one."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    compute = made.__hash__
+
+    def hashed(self: S) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = compute(self)
+            object.__setattr__(self, "_hash", found)
+            return found
+
+    type.__setattr__(made, "__hash__", hashed)
+    return made
+
+
+@_source
+class Argument(_Step):
     """Slot `index` of the flat argument vector (positional, keyword-only, *args tuple, **kwargs dict)."""
 
     index: int
@@ -26,8 +55,8 @@ class Argument:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+@_source
+class Global(_Step):
     """`globals()[name]` of the captured function; `module` names another module's globals."""
 
     name: str
@@ -37,8 +66,8 @@ class Global:
         return f"G[{self.name!r}]" if self.module is None else f"sys.modules[{self.module!r}].__dict__[{self.name!r}]"
 
 
-@dataclass(frozen=True, slots=True)
-class ClosureCell:
+@_source
+class ClosureCell(_Step):
     """Contents of closure cell `index` of the captured function."""
 
     index: int
@@ -48,8 +77,8 @@ class ClosureCell:
         return f"C[{self.index}].cell_contents"
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+@_source
+class Pinned(_Step):
     """An object that the compiled code holds by reference: a class, a function, a module object, a cell."""
 
     key: int
@@ -59,8 +88,8 @@ class Pinned:
         return f"P[{self.key}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+@_source
+class Attribute(_Step):
     """`getattr(base, name)` by the full attribute protocol; `native`: on a C type, so that no Python code runs."""
 
     base: Source
@@ -71,8 +100,8 @@ class Attribute:
         return f"{self.base.expression()}.{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceAttribute:
+@_source
+class InstanceAttribute(_Step):
     """`base.__dict__[name]` of an instance or a class: no other class, descriptor or `__getattr__` is asked."""
 
     base: Source
@@ -82,8 +111,8 @@ class InstanceAttribute:
         return f"{InstanceDict(self.base).expression()}[{self.name!r}]"
 
 
-@dataclass(frozen=True, slots=True)
-class CellContents:
+@_source
+class CellContents(_Step):
     """What the closure cell `base` holds."""
 
     base: Source
@@ -92,8 +121,8 @@ class CellContents:
         return f"{self.base.expression()}.cell_contents"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDict:
+@_source
+class InstanceDict(_Step):
     """The instance's dictionary itself, whatever the class says about `__dict__` or `__getattribute__`."""
 
     base: Source
@@ -102,8 +131,8 @@ class InstanceDict:
         return f"object.__getattribute__({self.base.expression()}, '__dict__')"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Item:
+@_source
+class Item(_Step):
     """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup.
 
     Keys are compared by value where that runs none of the program's code, else by identity. `pin` is the place among
@@ -131,8 +160,8 @@ class Item:
 _PLAIN_KEYS = frozenset({int, str, bool, float, bytes})
 
 
-@dataclass(frozen=True, slots=True)
-class DictKeyAt:
+@_source
+class DictKeyAt(_Step):
     """The `index`-th key of a dict, for keys that are not constants."""
 
     base: Source
@@ -142,8 +171,8 @@ class DictKeyAt:
         return f"list({self.base.expression()})[{self.index}]"
 
 
-@dataclass(frozen=True, slots=True)
-class TypeOf:
+@_source
+class TypeOf(_Step):
     """`type(base)`."""
 
     base: Source
@@ -152,8 +181,8 @@ class TypeOf:
         return f"type({self.base.expression()})"
 
 
-@dataclass(frozen=True, slots=True)
-class Referent:
+@_source
+class Referent(_Step):
     """What the weak reference `base` refers to (None once it is dead)."""
 
     base: Source
@@ -162,8 +191,8 @@ class Referent:
         return f"{self.base.expression()}()"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+@_source
+class Reading(_Step):
     """What a function gives for the object at `base`: the tensor that has the memory of a NumPy array (None where there
     is none), the number of a random generator."""
 
@@ -174,8 +203,8 @@ class Reading:
         return f"{getattr(self.read, '__name__', 'tensor_at')}({self.base.expression()})"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSize:
+@_source
+class TensorSize(_Step):
     """`base.shape[dim]` (int64)."""
 
     base: Source
@@ -185,8 +214,8 @@ class TensorSize:
         return f"{self.base.expression()}.shape[{self.dim}]"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorStride:
+@_source
+class TensorStride(_Step):
     """`base.stride(dim)` in elements."""
 
     base: Source
@@ -196,8 +225,8 @@ class TensorStride:
         return f"{self.base.expression()}.stride({self.dim})"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorOffset:
+@_source
+class TensorOffset(_Step):
     """`base.storage_offset()` in elements."""
 
     base: Source
@@ -206,8 +235,8 @@ class TensorOffset:
         return f"{self.base.expression()}.storage_offset()"
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+@_source
+class Computed(_Step):
     """A number that generated code computes from others: it is read nowhere, and no guard speaks of it."""
 
     text: str

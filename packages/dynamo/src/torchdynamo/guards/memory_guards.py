@@ -75,7 +75,7 @@ def guard_written_objects(outside: Outside, written: Sequence[External]) -> None
             continue
         sources = [known.source for known in externals.by_original.values() if type(known.original) is kind]
         if len(sources) > 1 and not all(isinstance(source, Pinned) for source in sources):
-            externals.guards.add(sources[0], GuardKind.ALL_DISTINCT, tuple(sources[1:]), ())
+            externals.guards.add(sources[0], GuardKind.ALL_DISTINCT, tuple(sources[1:]))
 
 
 def overlapping(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[int, int] | None:

@@ -24,9 +24,9 @@ def add_shape_guards(outside: Outside) -> None:
     for name, source in sources.items():
         shape = _range(name, source, outside)
         if shape is not None:
-            guards.add(None, GuardKind.SHAPE, shape, ())
+            guards.add(None, GuardKind.SHAPE, shape)
     for guard in shape_guards(outside):
-        guards.add(None, guard.kind, guard.payload, guard.user_frames)
+        guards.keep(guard)
     for source, tensor, fake in outside.tensors:
         fake = outside.recorder.as_it_came(fake)
         if any(isinstance(size, torch.SymInt) for size in fake.shape):
@@ -37,7 +37,7 @@ def add_shape_guards(outside: Outside) -> None:
                     "stride": TensorStride(source, dim)
                 }
                 text = f"{source_text(source)}.stride({dim}) == {readable(str(stride), env, sources)}"
-                guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text), ())
+                guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text))
 
 
 def shape_guards(outside: Outside, first: int = 0) -> tuple[Guard, ...]:

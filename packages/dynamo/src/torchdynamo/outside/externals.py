@@ -153,7 +153,7 @@ class Externals:
 
     def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:
         """Compiled code asks this of the source at each call; the user's frames now are told where it fails."""
-        self.guards.add(source, kind, payload, self.user_frames())
+        self.guards.add(source, kind, payload, self.user_frames)
 
     def lookup(self, value: object) -> External | None:
         """The record of a value that the program holds, if it stands for an external object."""

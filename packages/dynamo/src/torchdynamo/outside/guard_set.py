@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from primtorch.schemas import UserFrame
@@ -16,10 +16,21 @@ class GuardSet:
     def __init__(self) -> None:
         self._guards: dict[tuple[object, ...], Guard] = {}
 
-    def add(self, source: Source | None, kind: GuardKind, payload: object, user_frames: tuple[UserFrame, ...]) -> None:
+    def add(
+        self,
+        source: Source | None,
+        kind: GuardKind,
+        payload: object,
+        user_frames: Callable[[], tuple[UserFrame, ...]] = tuple,
+    ) -> None:
+        """A guard, where it is the first mention: only then `user_frames` is asked where the program is."""
         key = (source, kind, _payload_key(payload))
         if key not in self._guards:
-            self._guards[key] = Guard(source, kind, payload, user_frames)
+            self._guards[key] = Guard(source, kind, payload, user_frames())
+
+    def keep(self, guard: Guard) -> None:
+        """The same of a guard that is made."""
+        self._guards.setdefault((guard.source, guard.kind, _payload_key(guard.payload)), guard)
 
     def refuse_hooks(self, sources: Collection[Source]) -> None:
         """What is known of the tensors at these sources holds of tensors without hooks on their gradients alone."""
@@ -27,7 +38,7 @@ class GuardSet:
         for guard in guards:
             if guard.kind is GuardKind.TENSOR and guard.source in sources:
                 guard = replace(guard, payload=replace(guard.payload, no_hooks=True))
-            self.add(guard.source, guard.kind, guard.payload, guard.user_frames)
+            self.keep(guard)
 
     def guards(self) -> tuple[Guard, ...]:
         return tuple(self._guards.values())
@@ -38,6 +49,8 @@ class GuardSet:
 
 def _payload_key(payload: object) -> object:
     """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
+    if type(payload) in _TOLD_BY_VALUE:
+        return (type(payload), payload)
     if isinstance(payload, (str, int, float, complex, bytes)):
         return (type(payload), repr(payload))
     if isinstance(payload, frozenset):
@@ -45,3 +58,7 @@ def _payload_key(payload: object) -> object:
     if isinstance(payload, tuple):
         return (type(payload), tuple(map(_payload_key, tuple.__iter__(payload))))
     return id(payload)
+
+
+# What is equal and of one type of these is the same; of floats, -0.0 is not 0.0.
+_TOLD_BY_VALUE = frozenset({str, bytes, int, bool})
