@@ -76,7 +76,7 @@ class Records:
             NotARecord: it is nothing that `text` wrote.
         """
         try:
-            return self._read(json.loads(text))
+            return json.loads(text, object_hook=self._made)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
             raise NotARecord(f"{type(error).__name__}: {error}") from error
 
@@ -112,11 +112,8 @@ class Records:
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
         return {"record": [kind.__name__, *(self._write(getattr(value, field.name)) for field in fields)]}
 
-    def _read(self, written: Json) -> Any:
-        if isinstance(written, list):
-            return [self._read(item) for item in written]
-        if not isinstance(written, dict):
-            return written
+    def _made(self, written: dict[str, Json]) -> Any:
+        """What one object of JSON stands for; those within it are made already."""
         ((form, held),) = written.items()
         return self._FORMS[form](self, held)
 
@@ -126,7 +123,7 @@ class Records:
         made = codec.made if codec is not None else self._classes.get(name)
         if made is None:
             raise NotARecord(f"the record {name}, which is not known here")
-        return made(*map(self._read, values))
+        return made(*values)
 
     def _operator(self, held: Json) -> Any:
         namespace, name, overload = held.split(".")
@@ -144,9 +141,9 @@ class Records:
         return found
 
     _FORMS: Mapping[str, Callable[[Records, Json], Any]] = {
-        "tuple": lambda self, held: tuple(map(self._read, held)),
-        "set": lambda self, held: frozenset(map(self._read, held)),
-        "dict": lambda self, held: {self._read(k): self._read(v) for k, v in held},
+        "tuple": lambda self, held: tuple(held),
+        "set": lambda self, held: frozenset(held),
+        "dict": lambda self, held: dict(held),
         "float": lambda self, held: float.fromhex(held),
         "device": lambda self, held: torch.device(held),
         "operator": _operator,

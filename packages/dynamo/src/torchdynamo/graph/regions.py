@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchdynamo.reasons import BreakGraph
 
@@ -212,4 +213,16 @@ def erase_dead_nodes(graph: fx.Graph) -> None:
 def graph_module(modules: dict[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
     """A graph with the nested modules that it calls."""
     called = {node.target: modules[node.target] for node in graph.nodes if node.op == "call_module"}
-    return fx.GraphModule(called, graph, class_name=name)
+    return _CapturedGraph(called, graph, class_name=name)
+
+
+class _CapturedGraph(_LazyGraphModule):
+    """A graph module that writes its Python when its `forward` is asked for: who compiles the graph seldom does."""
+
+    @property
+    def _lazy_forward(self) -> Callable[..., object]:  # type: ignore[override]
+        self.real_recompile()
+        forward: Callable[..., object] = self.forward
+        return forward
+
+    forward = _lazy_forward

@@ -12,6 +12,8 @@ from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind
 from torchdynamo.sources import InstanceAttribute, Source
 
+Found = tuple[object, type]
+
 
 class Classes:
     """The classes that one capture meets.
@@ -31,12 +33,27 @@ class Classes:
         self.made: dict[type, int] = {}
         self.refused = -1
         self._count = 0
+        self.found: dict[tuple[int, str], tuple[type, Found | None]] = {}  # by the class's identity; see `get`
+        self._writes = 0
 
-    def get(self, kind: type, name: str) -> tuple[object, type] | None:
+    def get(self, kind: type, name: str) -> Found | None:
         """(raw attribute, owner) found along the class's MRO (no descriptor is run), or None.
 
-        That the classes passed on the way lack the name is guarded, for those that a program may change.
+        That the classes passed on the way lack the name is guarded, for those that a program may change. Functions and
+        descriptors, and that there is nothing, are found once, until the program writes anything or makes a class.
         """
+        if self._writes != self.overlays.count:
+            self._writes = self.overlays.count
+            self.found.clear()
+        known = self.found.get((id(kind), name))
+        if known is not None and known[0] is kind and not self.made:
+            return known[1]
+        found = self._look_up(kind, name)
+        if found is None or isinstance(found[0], _FOUND_ONCE):
+            self.found[id(kind), name] = kind, found
+        return found
+
+    def _look_up(self, kind: type, name: str) -> Found | None:
         for klass in kind.__mro__:
             if klass is not kind:
                 self.externals.know_class(kind)
@@ -134,3 +151,4 @@ _DESCRIPTORS = (
     property, classmethod, staticmethod, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType,
 )  # fmt: skip
+_FOUND_ONCE = (types.FunctionType, *_DESCRIPTORS)

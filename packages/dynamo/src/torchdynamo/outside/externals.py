@@ -148,6 +148,7 @@ class Externals:
         self.arrays = numpy_values.Arrays(lambda value: self.lookup(value) is not None)
         self.cells: list[Source] = []  # of functions that are made anew at each call
         self._classes: set[type] = set()
+        self._class_sources: dict[int, Pinned] = {}  # by the class's identity, which is pinned
         self.world: object = None  # of the iterators that the program goes on with
         self.written_behind: list[object] | None = None  # by what is said behind the graph: it has not come there yet
 
@@ -242,7 +243,11 @@ class Externals:
 
     def class_source(self, kind: type) -> Pinned:
         """Where guards find a class."""
-        return self.pins.source(kind, f"{kind.__module__}.{kind.__qualname__}")
+        source = self._class_sources.get(id(kind))
+        if source is None:
+            source = self.pins.source(kind, f"{kind.__module__}.{kind.__qualname__}")
+            self._class_sources[id(kind)] = source
+        return source
 
     def know_class(self, kind: type) -> None:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""

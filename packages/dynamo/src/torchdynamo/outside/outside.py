@@ -115,7 +115,8 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self.classes.made, self._cells):
+        held += (self.classes.made, self.classes.found)
+        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self._cells):
             table.clear()
         self.overlays.clear()
         self.arrays.release()
