@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fake",),
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
-        ("lower", "functional_forms", "coverage", "derived", "random_state"),
+        ("lower", "functional_forms", "coverage", "derived", "random_state", "communication"),
         ("verify", "trace", "__main__"),
         ("",),
     ),

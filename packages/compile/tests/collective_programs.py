@@ -73,6 +73,37 @@ def _scatter(x: torch.Tensor, given: Given) -> torch.Tensor:
     return y * 2
 
 
+def _gather_by_place(x: torch.Tensor, given: Given) -> torch.Tensor:
+    parts = [x.new_zeros(3, 4).t() for _ in range(2)] if given.place == 1 else []
+    dist.gather((x + 1).t().contiguous().t(), parts, group=given.group, group_dst=1)
+    return sum(parts, x).sin()
+
+
+def _scatter_by_place(x: torch.Tensor, given: Given) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    work = dist.scatter(y, [x, x.sin()] if given.place == 1 else None, group=given.group, group_src=1, async_op=True)
+    work.wait()
+    return y * 2 if work.is_completed() else x
+
+
+def _all_to_all_of_any_size(x: torch.Tensor, given: Given) -> torch.Tensor:
+    own = [x[: given.place + 1] * 2, x[: 2 * given.place + 1, :2]]
+    parts = [x.new_zeros(1, 3), x.new_zeros(2, 3)] if given.place == 0 else [x.new_zeros(1, 2), x.new_zeros(3, 2)]
+    dist.all_to_all(parts, own, group=given.group)
+    return torch.cat(parts).sin()
+
+
+def _received(x: torch.Tensor, given: Given) -> torch.Tensor:
+    """What two ranks send to each other, with tags, in the order of the ranks; and from whom it came."""
+    y, found = x.new_empty(3, 4), 0
+    for rank in range(2):
+        if rank == given.place:
+            dist.send(x.t().contiguous(), given.other, given.group, tag=5)
+        else:
+            found = dist.recv(y, group=given.group, group_src=given.other, tag=5)
+    return y * (found + 2)
+
+
 def _reduce_scatter(x: torch.Tensor, given: Given) -> torch.Tensor:
     y = torch.empty_like(x)
     dist.reduce_scatter(y, [x, x.sin()], group=given.group)
@@ -141,6 +172,12 @@ def _awaited(x: torch.Tensor, given: Given) -> torch.Tensor:
     return y + wave
 
 
+def _result_of_work(x: torch.Tensor, given: Given) -> torch.Tensor:
+    work = dist.all_reduce(x * (given.place + 1), async_op=True)
+    work.wait()
+    return work.result()[0].sin()
+
+
 def _each(parts: Any) -> tuple[torch.Tensor, ...]:
     return tuple(part * 2 for part in parts)
 
@@ -163,36 +200,53 @@ WRITTEN: Mapping[str, Row] = {
     "all_gather_single": Row(_into(lambda y, x, g: c10d.all_gather_single(y, x[:2]))),
     "all_gather_object": Row(_objects(lambda found, g: dist.all_gather_object(found, g.place + 7)), False),
     "all_reduce": Row(_in_place(lambda y, g: dist.all_reduce(y, dist.ReduceOp.MAX, g.group))),
-    "all_reduce_coalesced": Row(_in_place(lambda y, g: dist.all_reduce_coalesced([y])), False),
-    "all_to_all": Row(_all_to_all, False),
+    "all_reduce_coalesced": Row(_in_place(lambda y, g: dist.all_reduce_coalesced([y]))),
+    "all_to_all": Row(_all_to_all),
     "all_to_all_single": Row(_into(lambda y, x, g: dist.all_to_all_single(y, x))),
-    "barrier": Row(_in_place(lambda y, g: dist.barrier()), False),
+    "barrier": Row(_in_place(lambda y, g: dist.barrier())),
     "batch_isend_irecv": Row(_batch, False),
     "broadcast": Row(_in_place(lambda y, g: dist.broadcast(y, 1, group=g.group))),
     "broadcast_object_list": Row(_objects(lambda found, g: dist.broadcast_object_list(found, 1)), False),
-    "gather": Row(_gather, False),
+    "gather": Row(_gather),
     "gather_object": Row(
         _objects(lambda found, g: dist.gather_object(g.place + 7, found if g.place == 0 else None)), False
     ),
     "irecv": Row(_exchanged(dist.isend, dist.irecv), False),
     "isend": Row(_exchanged(dist.isend, dist.recv), False),
     "monitored_barrier": Row(_in_place(lambda y, g: dist.monitored_barrier()), False),
-    "recv": Row(_exchanged(dist.isend, dist.recv), False),
+    "recv": Row(_exchanged(dist.send, dist.recv)),
     "recv_object_list": Row(_objects(_send_objects), False),
-    "reduce": Row(_in_place(lambda y, g: dist.reduce(y, 0)), False),
+    "reduce": Row(_in_place(lambda y, g: dist.reduce(y, 0))),
     "reduce_scatter": Row(_reduce_scatter),
     "reduce_scatter_single": Row(_into(lambda y, x, g: c10d.reduce_scatter_single(y, x), 2)),
     "reduce_scatter_tensor": Row(_into(lambda y, x, g: dist.reduce_scatter_tensor(y, x, group=g.group), 2)),
-    "scatter": Row(_scatter, False),
+    "scatter": Row(_scatter),
     "scatter_object_list": Row(
         _objects(lambda found, g: dist.scatter_object_list(found, [3, 4] if g.place == 0 else None), 1), False
     ),
-    "send": Row(_exchanged(dist.send, dist.recv), False),
+    "send": Row(_exchanged(dist.send, dist.recv)),
     "send_object_list": Row(_objects(_send_objects), False),
     # Other ways to say the same.
+    "all_to_all, of parts of any size": Row(_all_to_all_of_any_size),
+    "barrier, awaited": Row(_in_place(lambda y, g: dist.barrier(g.group, async_op=True).wait())),
+    "gather, by place": Row(_gather_by_place),
+    "recv, from any": Row(_exchanged(dist.send, lambda y, other: dist.recv(y)), False),
+    "recv, from whom": Row(_received),
+    "reduce, of a group": Row(
+        _in_place(lambda y, g: dist.reduce(y, 1, dist.ReduceOp.MAX, g.group, async_op=True).wait())
+    ),
+    "reduce, to nobody": Row(_in_place(lambda y, g: dist.reduce(y))),
+    "scatter, by place": Row(_scatter_by_place),
+    "scatter, into a view": Row(
+        _in_place(lambda y, g: dist.scatter(y.t(), [y.t()] * 2 if g.place == 0 else None)), False
+    ),
+    "send, of a view": Row(_in_place(lambda y, g: dist.send(y.t(), g.other)), False),
+    "send, to itself": Row(_in_place(lambda y, g: dist.send(y, g.place))),
     "all_reduce, awaited": Row(_awaited),
     "all_reduce, of the mesh": Row(_in_place(lambda y, g: dist.all_reduce(y, group=g.mesh["b"].get_group()))),
     "all_reduce, alone": Row(_in_place(lambda y, g: dist.all_reduce(y, group=g.alone))),
+    "all_reduce, by its future": Row(_in_place(lambda y, g: dist.all_reduce(y, async_op=True).get_future().wait())),
+    "all_reduce, by its result": Row(_result_of_work),
     "all_reduce, coalesced": Row(_coalesced, False),
     "broadcast, alone": Row(_in_place(lambda y, g: dist.broadcast(y, g.place, group=g.alone))),
     "broadcast, by place": Row(_in_place(lambda y, g: dist.broadcast(y, group=g.group, group_src=1))),

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcompile
 import torchdynamo
 from aotautograd.stages import StagedRun
+from primtorch.communication import communicates
 from torchdistributed import CollectivesDiffer, agreement, compilations
 
 
@@ -61,6 +62,17 @@ def written_collectives(backend: str) -> None:
         dist.broadcast(part, 1)
         turned = torch.empty_like(x)
         dist.all_to_all_single(turned, part + dist.get_rank())
+        dist.reduce(turned, 1, dist.ReduceOp.MAX)
+        dist.barrier()
+        root = dist.get_rank() == 1
+        parts = [torch.empty_like(x) for _ in range(2)] if root else None
+        dist.gather(part, parts, dst=1)
+        dist.scatter(part, [turned.exp(), parts[0] * 2] if root else None, src=1)
+        dist.all_to_all(list(whole.split(len(x))), [part, part + 1])
+        if root:
+            dist.send(part.cos(), 0)
+        else:
+            dist.recv(part, 1)
         dist.all_reduce(x + 1)
         return total, whole, part, turned
 
@@ -83,17 +95,57 @@ def written_collectives(backend: str) -> None:
                 torch.testing.assert_close(found, expected)
         assert torchcompile.report().clean == (run is program)
     torchdynamo.optimize(lambda gm, inputs: nodes.extend(gm.graph.nodes) or gm.forward)(program)(x, kept)
-    called = [
-        str(node.target).rpartition("_c10d_functional.")[2] for node in nodes if "_c10d_functional" in str(node.target)
-    ]
+    called = [str(node.target).partition(".")[2] for node in nodes if communicates(node.target)]
     order = ["all_reduce"] * 3 + [
         "all_gather_into_tensor",
         "reduce_scatter_tensor",
         "broadcast",
         "all_to_all_single",
-        "all_reduce",
     ]
-    assert [name.partition(".")[0] for name in called] == [name for each in order for name in (each, "wait_tensor")]
+    waited = [name for each in order for name in (each, "wait_tensor")]
+    waited += ["reduce", "barrier", "gather", "scatter", "all_to_all", "send" if dist.get_rank() == 1 else "recv"]
+    assert [name.partition(".")[0] for name in called] == [*waited, "all_reduce", "wait_tensor"]
+
+
+def waits_late(backend: str) -> None:
+    """The program begins collectives by torch's operators and waits later, in another order: what is sent and what comes
+    is nobody else's memory until then. Rank 1 comes late, and rank 0 computes meanwhile."""
+    ops = torch.ops._c10d_functional
+
+    def program(x: torch.Tensor, name: str, rounds: int, forgotten: bool) -> tuple[torch.Tensor, ...]:
+        flying, rest = [], x
+        for turn in range(rounds):
+            given = (rest * (turn + 1)).sin()
+            flying.append(ops.all_gather_into_tensor(given, 2, name))
+            flying.append(ops.all_to_all_single(given.cos(), [len(x) // 2] * 2, [len(x) // 2] * 2, name))
+            flying += ops.all_gather_into_tensor_coalesced([given.exp(), given.tanh()], 2, name)
+            flying.append(ops.reduce_scatter_tensor(given * 3, "sum", 2, name))
+            flying.append(ops.all_reduce(given + 1, "max", name))
+            rest = (given * 0.5 + rest).tanh() + (given @ given.t()).softmax(0)  # in memory of the same size
+            rest = rest * torch.ones_like(x).cumsum(0) / len(x)
+        whole = rest.sum() * torch.zeros(())
+        for place in range(forgotten, len(flying)):
+            waited = ops.wait_tensor(flying[-1 - place])
+            assert waited is flying[-1 - place]
+            whole = whole + flying[-1 - place].sum() * (place + 1) + waited.amax()
+        return whole, rest, *flying[forgotten:]
+
+    world = dist.group.WORLD.group_name
+    for rounds, forgotten in ((1, False), (3, False), (2, True)):
+        torchcompile.reset()
+        compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+        for call in range(3):
+            torch.manual_seed(call + 10 * dist.get_rank())
+            x = torch.rand(64, 64, dtype=torch.float64) + 1
+            arguments = (x, world, rounds, forgotten)
+            expected = program(*arguments)
+            dist.barrier()
+            if dist.get_rank() == 1:
+                time.sleep(0.05)
+            found = compiled(*arguments)
+            dist.barrier()
+            torch.testing.assert_close(found, expected)
+    assert torchcompile.report().clean
 
 
 def other_orders(backend: str, late: bool) -> tuple[str, float]:
@@ -163,7 +215,7 @@ def in_a_subgroup(backend: str) -> None:
 
     def program(x: torch.Tensor, group: Any, others: Any) -> torch.Tensor:
         y = x * (dist.get_rank() + 2)
-        dist.barrier(group)
+        dist.monitored_barrier(group)
         if dist.get_rank() == 1:
             y = y.sin()
             dist.broadcast(y, 1, group=others)

@@ -166,6 +166,11 @@ def test_collectives_that_write_to_their_arguments(pair: Processes, backend: str
     pair.run(distributed_programs.written_collectives, backend)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_memory_is_nobody_else_s_until_a_collective_is_waited_for(pair: Processes, backend: str) -> None:
+    pair.run(distributed_programs.waits_late, backend)
+
+
 def test_every_public_collective_has_a_row() -> None:
     assert collective_programs.untried() == []
 

@@ -63,6 +63,8 @@ c10::IValue fixed_list(const py::list& items, const c10::Type& element) {
       for (py::handle item : items) list.push_back(fixed_value(item, element).toScalar());
       return list;
     }
+    case c10::TypeKind::TensorType:  // of tensors there are slots: this one is empty
+      return fill(c10::List<at::Tensor>(), [](py::handle h) { return tensor_of(h); });
     default:
       throw py::type_error("an ATen argument of type List[" + element.str() + "] cannot be prepared");
   }

@@ -21,13 +21,15 @@ import torch.distributed as dist
 from torch import fx
 
 from torchdistributed.errors import CollectivesDiffer
+from torchdynamo import collective_of
 
 _PATIENCE: Final = 5.0  # seconds in which the other ranks come to a graph, or have no such graph
 _FRUITLESS: Final = 2  # times that they did not come, after which they are not waited for
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds between questions
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # What each rank gives and takes may differ in size.
-_OF_ANY_SIZE = frozenset({"all_to_all_single"})
+_OF_ANY_SIZE = frozenset({"all_to_all_single", "all_to_all"})
+_OF_EACH_RANK = frozenset({"parts"})  # arguments that one rank has and others have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,12 @@ def collectives_of(graph: fx.Graph) -> tuple[Collective, ...]:
 
 
 def _collective(node: fx.Node) -> Collective | None:
-    target: Any = node.target
-    overload = target.default if isinstance(target, torch._ops.OpOverloadPacket) else target
-    if not isinstance(overload, torch._ops.OpOverload) or not overload.namespace.startswith("_c10d_functional"):
+    overload = collective_of(node.target)
+    if overload is None:
         return None
     names = [argument.name for argument in overload._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if "group_name" not in given:
-        return None  # `wait_tensor`
+    given = {key: value for key, value in given.items() if key not in _OF_EACH_RANK}
     name = overload._schema.name.partition("::")[2].rstrip("_")
     parts = [part for a in given.values() for part in (a if isinstance(a, (list, tuple)) else (a,))]
     tensors = [part for part in parts if isinstance(part, fx.Node)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from primtorch.communication import collective_of
 from torchdynamo._C import CompiledCallable
 from torchdynamo.api import (
     allow_in_graph,
@@ -43,8 +44,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureOptions", "CompiledCallable", "Dim", "Explanation", "Exported", "InternalError", "NotExportable",
     "RecompileLimitExceeded", "SizeNotDynamic", "TorchDynamoError", "UnsafeArchive", "Unsupported", "allow_in_graph",
-    "assume_constant_result", "disable", "disallow_in_graph", "error_on_graph_break", "explain", "explain_guards",
-    "export", "graph_break", "is_compiling", "load", "mark_dynamic", "mark_static", "mark_unbacked",
+    "assume_constant_result", "collective_of", "disable", "disallow_in_graph", "error_on_graph_break", "explain",
+    "explain_guards", "export", "graph_break", "is_compiling", "load", "mark_dynamic", "mark_static", "mark_unbacked",
     "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "save", "set_stance", "skip_frame", "stats",
     "substitute_in_graph",
 ]  # fmt: skip

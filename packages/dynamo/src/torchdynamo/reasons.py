@@ -118,8 +118,8 @@ _TABLE = (
         "distributed",
         "processes talk to each other (a collective, the forward of DistributedDataParallel): at each call,"
         " and in the same order in all of them",
-        "call it outside of the compiled function, or take its functional form, which graphs hold"
-        " (torch.distributed._functional_collectives); what DistributedDataParallel holds is compiled all the same",
+        "call it outside of the compiled function, or take a collective of tensors, which graphs hold"
+        " (docs/distributed.md lists them); what DistributedDataParallel holds is compiled all the same",
     ),
     Reason(
         "class",

@@ -15,7 +15,7 @@ from torchinductor.indexing import Index
 from torchinductor.ir import Buffer, Bundle, Kernel, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
-from torchinductor.ownership import buffers_of, owned_by_graph
+from torchinductor.ownership import last_uses, owned_by_graph
 from torchinductor.parts import NO_ORIGINS, Launched, Origins, parts_of
 from torchinductor.program import (
     Alloc,
@@ -189,7 +189,7 @@ def emit(
     for name, tensor in lowered.constants.items():
         emitter.slots[name] = emitter.new_slot()
         constants.append((emitter.slots[name], tensor))
-    last = {b: i for i, op in enumerate(operations) for b in buffers_of(op)}
+    last = last_uses(operations)
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)} | set(lowered.constants)
     owned = owned_by_graph(operations)
     dying: dict[int, list[str]] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard
 
 import torch
 
+from primtorch.communication import begins, is_wait
 from torchinductor.ir import Bundle, Kernel, Template
-from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall
+from torchinductor.lowering.context import ExternCall, Flat, Operation, ScalarRead, SeedCall
 
 
 def buffers_of(operation: Operation) -> tuple[str, ...]:
@@ -21,6 +23,24 @@ def buffers_of(operation: Operation) -> tuple[str, ...]:
             return (operation.output,)
         case ScalarRead():
             return (operation.source.buffer,)
+
+
+def last_uses(operations: Sequence[Operation]) -> dict[str, int]:
+    """The place of the last operation that uses each buffer. What a collective reads and gives is in use until its
+    results are waited for; where one of them is not, behind the last operation."""
+    last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
+    waits = {b: i for i, operation in enumerate(operations) if _is_call(operation, is_wait) for b in operation.reads}
+    for operation in operations:
+        if _is_call(operation, begins):
+            end = max((waits.get(o or "", len(operations)) for o in operation.outputs), default=len(operations))
+            last.update((buffer, max(last[buffer], end)) for buffer in buffers_of(operation))
+    return last
+
+
+def _is_call(operation: Operation, kind: Callable[[object], bool]) -> TypeGuard[ExternCall]:
+    if not isinstance(operation, ExternCall):
+        return False
+    return kind(operation.op.op if isinstance(operation.op, Flat) else operation.op)
 
 
 def owned_by_graph(operations: Iterable[Operation]) -> frozenset[str]:
@@ -64,7 +84,7 @@ def _makes_memory(op: object) -> bool:
 
 def _may_return_operand(op: object) -> bool:
     """Whether a result may look at an operand's memory. Composite operators and plain functions do so unannounced."""
-    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
+    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name or is_wait(op):
         return True
     if any(r.alias_info is not None for r in op._schema.returns):
         return True

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import _StopRecomputationError
 
-from primtorch import ambient
+from primtorch import ambient, communication
 from primtorch.ledger import Event, Kind, Ledger
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.after_break.resume import Entry as How
@@ -33,7 +33,6 @@ from torchdynamo.graph.conditions import ConditionNotMet
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")
 _AUTOCAST = tuple(state for state in ambient.AMBIENT if state.name.startswith("autocast"))
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _CHOICES = {state.write: state for state in ambient.ATTENTION}
 
 
@@ -138,8 +137,7 @@ def has_effects(graph: fx.GraphModule) -> bool:
 
 def communicates(graph: fx.GraphModule) -> bool:
     """Whether a captured graph calls collectives."""
-    called = (node.target for node in _nodes(graph) if node.op == "call_function")
-    return any("_c10d_functional" in str(target) for target in called if isinstance(target, _OPERATORS))
+    return any(node.op == "call_function" and communication.communicates(node.target) for node in _nodes(graph))
 
 
 def switched_states(graph: fx.GraphModule) -> tuple[ambient.Ambient, ...]:

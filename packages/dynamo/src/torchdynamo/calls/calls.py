@@ -25,13 +25,14 @@ from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
 
 from primtorch import ambient
+from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
 from torchdynamo.calls import torch_calls
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
-from torchdynamo.calls.collectives import FUNCTIONAL, inlines, with_group_named
+from torchdynamo.calls.collectives import FUNCTIONAL, inlines, wait, with_group_named
 from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
@@ -143,6 +144,8 @@ class Calls:
         if kind in _BUILTINS:
             return self._builtin(fn, args, kwargs)
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            if is_wait(fn):
+                return wait(self.outside, functools.partial(self._native, fn, args, kwargs), args, kwargs)
             return self._native(fn, args, kwargs)
         if kind in TENSOR_METACLASSES:
             return self.overrides.makes(fn, args, kwargs)

@@ -2,12 +2,13 @@
 
 Their Python comes down to an operator, which takes the group's name, and one that waits. So the group is named here,
 and guarded; the rest is interpreted. Operators that communicate have an effect: none is dropped, merged or moved past
-another. Collectives that write to their arguments, or give work to wait for, leave the graph.
+another. A program that calls the operators itself waits when it likes.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 
+from primtorch.communication import begins, is_wait
+from primtorch.fake import FakeTensor
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.interpreter.protocol import Args, Kwargs
 from torchdynamo.outside.outside import Outside
@@ -77,3 +80,23 @@ def with_group_named(
     resolve: Callable[..., object] = sys.modules[FUNCTIONAL]._resolve_group_name
     bound.arguments["group"] = outside.ambient(resolve, (group, tag))
     return bound
+
+
+def wait(outside: Outside, run: Callable[[], object], args: Args, kwargs: Kwargs) -> object:
+    """`wait_tensor(tensor)`, which `run` calls, gives the tensor itself, as in eager. In the graph that is another node
+    from there on, so that whoever reads the tensor later has waited."""
+    recorder = outside.recorder
+    tensor: object = (*args, *kwargs.values())[0]
+    node = recorder.node_of(tensor) if isinstance(tensor, FakeTensor) else None
+    if node is None or not isinstance(tensor, FakeTensor):
+        return run()
+    if node.op == "placeholder":
+        raise BreakGraph("distributed", "wait_tensor() of what was begun outside of the graph")
+    maker: Any = node.args[0] if node.target is operator.getitem else node
+    known = begins(maker.target) or is_wait(maker.target)
+    result: Any = run()
+    waited = recorder.node_of(result)
+    if waited is None or not known or recorder.regions.open or tensor.requires_grad:
+        return result
+    recorder.replace_node(tensor, waited)
+    return tensor

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torchinductor.ir import Bundle, Indirect, Kernel, Load, Require, Store, Template
 from torchinductor.lowering.context import ExternCall, Flat, Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
-from torchinductor.ownership import buffers_of, lent_by, owned_by_graph
+from torchinductor.ownership import buffers_of, last_uses, lent_by, owned_by_graph
 
 
 def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
@@ -25,7 +25,7 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
     one buffer is then enough; the caller need not copy what an input is replaced by (running statistics) into it.
 
     An input is written over only where nothing can raise any more: a call that raises leaves inputs as they were."""
-    last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
+    last = last_uses(operations)
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     owned = owned_by_graph(operations) - kept
     replaced = {made: given for made, given in lowered.updates.items() if given not in lent_by(operations)}
