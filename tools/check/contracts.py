@@ -86,7 +86,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stats", "graph"),
         ("arrays",),
         ("outside",),
-        ("calls", "guards"),
+        ("calls", "guards", "kept"),
         ("emit",),
         ("after_break",),
         ("capture_world",),

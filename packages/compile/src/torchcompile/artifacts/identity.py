@@ -21,6 +21,7 @@ import torchdistributed
 import torchdynamo
 import torchinductor
 from torchcompile.artifacts.schemas import CodeRow, Fact
+from torchdynamo.kept.content import content_of_code
 from torchinductor import facts_of
 from torchinductor.codegen.cpp.build import cpu_flags
 
@@ -88,23 +89,7 @@ def rows_of(programs: Iterable[tuple[str, types.CodeType]]) -> tuple[CodeRow, ..
 
 def digest_of(code: types.CodeType) -> str:
     """A hash of what a function's code does, wherever it stands."""
-    return hashlib.sha256(repr(_content(code)).encode()).hexdigest()[:32]
-
-
-def _content(code: types.CodeType) -> tuple[object, ...]:
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return code.co_name, code.co_code, code.co_exceptiontable, names, counts, tuple(map(_constant, code.co_consts))
-
-
-def _constant(value: object) -> object:
-    if isinstance(value, types.CodeType):
-        return _content(value)
-    if isinstance(value, tuple):
-        return tuple(map(_constant, value))
-    if isinstance(value, frozenset):
-        return "frozenset", sorted(map(repr, map(_constant, value)))
-    return type(value).__name__, repr(value)
+    return hashlib.sha256(repr(content_of_code(code)).encode()).hexdigest()[:32]
 
 
 def changed(rows: Sequence[CodeRow]) -> list[tuple[str, str, str]]:
