@@ -1,4 +1,5 @@
-"""How long ranks compile models of few and of many equal blocks, on the CPU over gloo, into an empty cache.
+"""How long ranks compile models of few and of many equal blocks, on the CPU over gloo, into an empty cache: what the
+first steps take beyond as many steps later.
 
 PYTHONPATH=packages/compile/tests python tools/bench/distributed_compile.py --ranks 1 2 --blocks 12 48
 """
@@ -52,7 +53,7 @@ class Model(nn.Module):
 
 
 def measure(case: str, blocks: int) -> tuple[float, float, int, int]:
-    """Processor seconds of this process and seconds until graphs are final, captures, stages."""
+    """Processor seconds of this process and seconds that compiling adds until graphs are final, captures, stages."""
     torchcompile.reset()
     kind, what = case.split()
     model: Any = Model(blocks)
@@ -69,12 +70,17 @@ def measure(case: str, blocks: int) -> tuple[float, float, int, int]:
             fully_shard(block, mesh=mesh)
         run = fully_shard(model, mesh=mesh)
     x = torch.randn(2, 16, WIDTH)
-    cpu, wall = time.process_time(), time.perf_counter()
-    for _ in range(STEPS):
-        run(x).square().mean().backward()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+
+    def steps() -> tuple[float, float]:
+        dist.barrier()
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(STEPS):
+            run(x).square().mean().backward()
+        return time.process_time() - cpu, time.perf_counter() - wall
+
+    first, later = steps(), steps()
     report = torchcompile.report()
-    return cpu, wall, report.captured, len(report.stages)
+    return first[0] - later[0], first[1] - later[1], report.captured, len(report.stages)
 
 
 def main() -> None:
@@ -87,6 +93,7 @@ def main() -> None:
     for ranks in given.ranks:
         with Processes(ranks) as processes:
             for case in given.cases:
+                processes.run(measure, case, 1)  # what a process imports and makes once
                 for blocks in given.blocks:
                     cpu, wall, captured, stages = processes.run(measure, case, blocks, timeout=300)[0]
                     print(

@@ -82,8 +82,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     """The two graphs, given the forward values to keep.
 
     What the backward needs and is not kept is computed again from what is. Raises InvalidJoint if that would draw
-    random
-    numbers a second time.
+    random numbers a second time.
     """
     graph = joint.module.graph
     count = joint.num_forward_outputs
@@ -95,11 +94,12 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     symbol_nodes += _derived_sizes(graph, symbol_nodes, tangents, symbols_of(joint.metadata.made_gradients))
     late_effects = [n for n in graph.nodes if is_backward(n) and is_effect(n)]
     backward_nodes = _needed((*gradients, *late_effects), {*saved, *tangents, *symbol_nodes})
-    kept = [n for n in saved if n in backward_nodes]
+    kept = dict.fromkeys(n for n in saved if n in backward_nodes)
+    given = set(primals)
     symbols = _symbols_used(symbol_nodes, (*backward_nodes, *tangents), symbols_of(joint.metadata.made_gradients))
     for node in backward_nodes:
-        if node in primals and node not in kept and node not in symbols:
-            kept.append(node)
+        if node in given and node not in kept and node not in symbols:
+            kept[node] = None
         elif node.op == "call_function" and has_effect(node) and not is_backward(node) and node not in kept:
             raise InvalidJoint(f"{node.format_node()} would run again in the backward", node.meta.get("stack", ()))
     tensors = [n for n in kept if is_tensor(n)]
