@@ -3,7 +3,9 @@
 When a compiled graph that holds collectives runs for the first time, each rank writes into the group's store what it is
 about to call, under the number of collectives that the group has seen so far: the first one that comes says what is
 called, and the others hold theirs to it. Later runs write and ask nothing. Ranks that have nothing to write (they run
-eagerly, or what they have compiled before) are waited for no longer than `_PATIENCE`, and not again and again.
+eagerly, or what they have compiled before) are waited for no longer than `_PATIENCE`, and not again and again. Some back
+ends count what two ranks send to each other, so that one number is several places of the common order: nobody is held to
+what others wrote who are past it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torchdynamo import collective_of
 
 _PATIENCE: Final = 5.0  # seconds in which the other ranks come to a graph, or have no such graph
 _FRUITLESS: Final = 2  # times that they did not come, after which they are not waited for
+_SETTLING: Final = 1.0  # seconds in which a rank is past what it has called, where others have called it too
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds between questions
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # What each rank gives and takes may differ in size.
@@ -101,11 +104,14 @@ class Agreed:
         for meeting in meetings:
             meeting.hold()
         try:
-            return self._run(*inputs)
+            results = self._run(*inputs)
         except RuntimeError as error:  # the connection is gone, or the group's time limit came
             for meeting in meetings:
                 meeting.explain(error)
             raise
+        for meeting in meetings:
+            meeting.end()
+        return results
 
 
 def _meetings(collectives: Sequence[Collective]) -> Iterator[Meeting]:
@@ -157,6 +163,8 @@ class Meeting:
             rank, rows = json.loads(self.store.compare_set("calls", "", own))
             difference = first_difference(rows, self.rows)
             if difference is not None:
+                if self._is_past():
+                    return
                 self.store.set("differ", self._told(rank, rows, difference))
             self.store.add("came", 1)
             self._wait()
@@ -179,6 +187,22 @@ class Meeting:
                 return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _is_past(self) -> bool:
+        """Whether those who came here before are through: then this is another place of the order."""
+        end = time.monotonic() + _SETTLING
+        while not self.store.check(["past"]):
+            if self.store.check(["differ"]) or time.monotonic() > end:
+                return False
+            time.sleep(_FIRST_PAUSE)
+        return True
+
+    def end(self) -> None:
+        """Behind the graph's run: this rank is past what it wrote."""
+        try:
+            self.store.set("past", "")
+        except dist.DistError:
+            return
 
     def explain(self, error: Exception) -> None:
         """Raises `CollectivesDiffer` from an error that came of it."""
