@@ -15,6 +15,7 @@ from prim_graphs import build
 
 from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
 from torchinductor.cache import DiskCache, turn
+from torchinductor.codegen.cpp.build import compiler_version, find_compiler
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -47,7 +48,8 @@ def compiled_sin(folder, factor=1.0, **options):
 
 
 def libraries(folder):
-    return sorted(p for p in folder.rglob("*") if p.is_file())
+    """Whatever files there are, but for what the compiler said of itself."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".json")
 
 
 def test_second_compilation_hits(tmp_path):
@@ -114,6 +116,34 @@ def test_interrupt_leaves_the_cache_sound(tmp_path):
 def test_no_compiler_is_one_clear_error(tmp_path):
     with pytest.raises(CompilerMissing, match="no C\\+\\+ compiler found.*install one"):
         compiled_sin(tmp_path, 11.0, cxx="a-compiler-that-is-not-there")
+
+
+@pytest.mark.parametrize("change", ["compiler", "next on PATH"])
+def test_a_compiler_is_asked_for_its_version_once_until_its_files_change(tmp_path, monkeypatch, change):
+    asked, path = tmp_path / "asked", os.environ["PATH"]
+    for folder in ("wrappers", "compilers"):
+        (tmp_path / folder).mkdir()
+        script = tmp_path / folder / "g++"
+        script.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo {folder} | tee -a {asked} && exit\nPATH={path} exec g++ "$@"\n'
+        )
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/wrappers:{tmp_path}/compilers:{path}")
+
+    def misses_of_a_new_process():
+        for known in (find_compiler, compiler_version):
+            known.cache_clear()
+        return compiled_sin(tmp_path / "cache").cache_misses
+
+    try:
+        assert [misses_of_a_new_process() for _ in range(3)] == [1, 0, 0]
+        assert len(asked.read_text().split()) == 1
+        os.utime(tmp_path / ("wrappers" if change == "compiler" else "compilers") / "g++", ns=(0, 1))
+        assert [misses_of_a_new_process() for _ in range(2)] == [0, 0]  # it says what it said before
+        assert len(asked.read_text().split()) == 2
+    finally:
+        for known in (find_compiler, compiler_version):
+            known.cache_clear()
 
 
 def test_refused_source_names_the_compiler(tmp_path):

@@ -20,7 +20,7 @@ from primtorch.supported import TORCH, minor
 from torchcompile.api import compile, report, reset
 from torchcompile.options import resolve
 from torchinductor import CompilerMissing
-from torchinductor.codegen.cpp.build import compiler_identity, find_compiler
+from torchinductor.codegen.cpp.build import compiler_version, find_compiler
 
 DISTRIBUTIONS = (
     "compile", "compile-primtorch", "compile-aotautograd", "compile-dynamo", "compile-inductor", "compile-distributed"
@@ -91,7 +91,7 @@ def _cache() -> Finding:
 
 def _compiler() -> Finding:
     try:
-        return Finding("C++ compiler", compiler_identity(find_compiler(None)).split("|")[1])
+        return Finding("C++ compiler", compiler_version(find_compiler(None)))
     except CompilerMissing as error:
         return Finding("C++ compiler", "none", str(error))
 

@@ -150,7 +150,8 @@ def _stack() -> str:
     for package in (*_PACKAGES, sys.modules["torchcompile"]):
         for row in sorted(_files(Path(str(package.__file__)).parent)):
             files.update(f"{row}\n".encode())
-    parts = (torch.__version__, torch.version.git_version, sys.version, platform.platform(), cpu_flags())
+    system = (platform.system(), platform.release(), platform.machine(), *platform.libc_ver())
+    parts = (torch.__version__, torch.version.git_version, sys.version, *system, cpu_flags())
     return "\n".join((*map(str, parts), files.hexdigest()))
 
 

@@ -48,11 +48,12 @@ _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten:
 def functions() -> Mapping[str, Callable[..., object]]:
     """Python functions, by name."""
     found: dict[str, Callable[..., object]] = {}
+    path_of = getattr(resolve_name, "__wrapped__", resolve_name)  # which sets a filter of warnings at each call
     for owner, members in get_overridable_functions().items():
         if owner is torch.Tensor:
             continue
         for member in members:
-            name = resolve_name(member)
+            name = path_of(member)
             if name and name.startswith("torch.") and not name.startswith("torch.Tensor."):
                 found[name] = member
     makers: list[Any] = list(_device_constructors())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from torchinductor.cache import DiskCache
@@ -36,8 +37,12 @@ class CppBackend(CodegenBackend):
             return Built()
         cache = DiskCache(options.cache_dir)
         units, texts = _texts(sources)
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            libraries = list(pool.map(lambda text: build_library(text, cache, options.cxx, options.binaries), texts))
+        build = partial(build_library, cache=cache, cxx=options.cxx, brought=options.binaries)
+        if len(texts) == 1:
+            libraries = [build(texts[0])]
+        else:
+            with ThreadPoolExecutor(max_workers=4) as pool:
+                libraries = list(pool.map(build, texts))
         addresses = [0] * len(sources)
         for (library, _), unit in zip(libraries, units, strict=True):
             for number in unit:

@@ -32,6 +32,7 @@ FLAGS = (
     "-shared",
     "-w",
 )
+_TOLD = ".json"  # a text, of the kinds of files that the cache folder holds
 _NAMES = ("g++", "c++", "clang++")
 
 
@@ -56,10 +57,41 @@ def find_compiler(wanted: str | None) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def compiler_identity(command: tuple[str, ...]) -> str:
+def compiler_version(command: tuple[str, ...]) -> str:
+    """What the compiler says of itself, in one line."""
+    return _run([*command, "--version"]).stdout.split("\n")[0]
+
+
+def _identity(command: tuple[str, ...], cache: DiskCache) -> str:
     """The compiler's version and the machine it compiles for: parts of the cache key."""
-    version = _run([*command, "--version"]).stdout.split("\n")[0]
-    return f"{' '.join(command)}|{version}|{platform.machine()}|{cpu_flags()}"
+    return f"{' '.join(command)}|{_known_version(command, cache)}|{platform.machine()}|{cpu_flags()}"
+
+
+def _known_version(command: tuple[str, ...], cache: DiskCache) -> str:
+    """The compiler's version. To ask takes longer than to load kernels: the answer is kept beside them, until one of
+    the files changes that the command, or a wrapper that looks for the next one on PATH, may come to."""
+    paths = dict.fromkeys((command[0], *(os.path.join(folder, Path(command[0]).name) for folder in os.get_exec_path())))
+    key = content_key("compiler", *command, *filter(None, map(_file_facts, paths)))
+    try:
+        kept = cache.find(key, _TOLD)
+        version = kept.read_text() if kept is not None else ""
+        if not version:
+            version = compiler_version(command)
+            written = cache.temporary(key, _TOLD)
+            written.write_text(version)
+            cache.publish(written, key, _TOLD)
+    except OSError:  # no room, say, which is told where kernels are written
+        version = compiler_version(command)
+    return version
+
+
+def _file_facts(path: str) -> str:
+    """A file's own path, size and time; nothing for one that is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{os.path.realpath(path)} {found.st_size} {found.st_mtime_ns}"
 
 
 def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProcess[str]:
@@ -89,14 +121,14 @@ def file_of(source: str) -> str:
     return f"{content_of(source)}.so"
 
 
-def _cache_key(source: str, cxx: str | None) -> str:
-    return content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
+def _cache_key(source: str, cache: DiskCache, cxx: str | None) -> str:
+    return content_key("cpp", source, *FLAGS, _identity(find_compiler(cxx), cache))
 
 
 def built_file(source: str, cache: DiskCache, cxx: str | None, brought: Binaries | None) -> Path | None:
     """The file of a translation unit that was built before."""
     found = brought.find(file_of(source)) if brought is not None else None
-    return found or cache.find(_cache_key(source, cxx), ".so")
+    return found or cache.find(_cache_key(source, cache, cxx), ".so")
 
 
 def build_library(
@@ -113,7 +145,7 @@ def build_library(
     library = _opened(found)
     if library is not None:
         return library, True
-    key = _cache_key(source, cxx)
+    key = _cache_key(source, cache, cxx)
     library = _loaded(cache, key)
     if library is not None:
         return library, True
