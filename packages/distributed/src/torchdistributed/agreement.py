@@ -3,9 +3,9 @@
 When a compiled graph that holds collectives runs for the first time, each rank writes into the group's store what it is
 about to call, under the number of collectives that the group has seen so far: the first one that comes says what is
 called, and the others hold theirs to it. Later runs write and ask nothing. Ranks that have nothing to write (they run
-eagerly, or what they have compiled before) are waited for no longer than `_PATIENCE`, and not again and again. Some back
-ends count what two ranks send to each other, so that one number is several places of the common order: nobody is held to
-what others wrote who are past it.
+eagerly, or what they have compiled before) are waited for no longer than `_PATIENCE`, and not again and again. Some
+back ends count what two ranks send to each other, so that one number is several places of the common order: nobody is
+held to what others wrote who are past it.
 """
 
 from __future__ import annotations
