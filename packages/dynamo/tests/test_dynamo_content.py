@@ -178,10 +178,6 @@ class _Zone(datetime.tzinfo):
     pass
 
 
-def _with_list(x: object, held: object = []) -> object:  # noqa: B006 - the case
-    return x, held
-
-
 @functools.cache
 def _cached() -> None: ...
 
@@ -189,7 +185,7 @@ def _cached() -> None: ...
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (_Stateful(), "state"), ([1], "state"), (torch.ones(1), "state"), (_with_list, "state"), (_cached, "state"),
+        (_Stateful(), "state"), ([1], "state"), (torch.ones(1), "state"),  (_cached, "state"),
         (types.ModuleType("nowhere"), "not_loaded"), ([].append, "bound"),
         (datetime.datetime(2024, 1, 1, tzinfo=_Zone()), "time_zone"),
     ],

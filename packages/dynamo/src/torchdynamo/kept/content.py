@@ -49,6 +49,21 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(repr(content_of(value)).encode()).hexdigest()[:32]
 
 
+class Digests:
+    """Digests of many objects of one moment: each class and function is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, str]] = {}
+
+    def of(self, value: object) -> str:
+        """`digest_of(value)`. Raises NoContent."""
+        if not isinstance(value, (type, types.FunctionType)):
+            return digest_of(value)
+        if id(value) not in self._known:
+            self._known[id(value)] = value, digest_of(value)
+        return self._known[id(value)][1]
+
+
 def content_of(value: object) -> Content:
     """What an object is, wherever it lies. Raises NoContent."""
     return _Reader().read(value)
@@ -120,6 +135,14 @@ class _Reader:
             raise NoContent("not_loaded", f"the module {value.__name__}")
         return "module", value.__name__
 
+    def _namespace(self, value: dict[str, object]) -> Content:
+        """The globals of a module; what is read of them is guarded on its own. No other dict has content."""
+        name = value.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if type(module) is not types.ModuleType or vars(module) is not value:
+            raise NoContent("state", "a dict")
+        return "namespace", name
+
     def _class(self, value: type) -> Content:
         """By its name and those that it inherits from: what is read of it is guarded on its own."""
         names = tuple((kind.__module__, kind.__qualname__) for kind in value.__mro__)
@@ -131,13 +154,22 @@ class _Reader:
             return "function", place
         self._places[id(value)] = len(self._places)
         names = value.__module__, value.__qualname__, value.__name__
-        parts = (value.__defaults__, _items(value.__kwdefaults__), _items(value.__dict__))
+        keywords, attributes = value.__kwdefaults__ or {}, value.__dict__
+        parts = (*(value.__defaults__ or ()), *keywords.values(), *attributes.values())
+        held = (len(value.__defaults__ or ()), tuple(keywords), tuple(attributes), *map(self._held, parts))
         cells = tuple(map(self._cell, value.__closure__ or ()))
-        return "function", names, content_of_code(value.__code__), *map(self.read, parts), cells
+        return "function", names, content_of_code(value.__code__), held, cells
+
+    def _held(self, value: object) -> Content:
+        """What a function holds. An object without content stands there by its class: what is read of it is guarded."""
+        try:
+            return self.read(value)
+        except NoContent:
+            return "object of", self._class(type(value))
 
     def _cell(self, value: types.CellType) -> Content:
         try:
-            return "cell", self.read(value.cell_contents)
+            return "cell", self._held(value.cell_contents)
         except ValueError:
             return "empty cell", ()
 
@@ -191,6 +223,7 @@ _BY_TYPE: dict[type, Callable[[_Reader, Any], Content]] = {
     tuple: _Reader._tuple,
     torch.Size: _Reader._tuple,
     frozenset: _Reader._set,
+    dict: _Reader._namespace,
     types.ModuleType: _Reader._module,
     types.FunctionType: _Reader._function,
     types.CodeType: _Reader._code,
