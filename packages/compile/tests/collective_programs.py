@@ -178,6 +178,29 @@ def _result_of_work(x: torch.Tensor, given: Given) -> torch.Tensor:
     return work.result()[0].sin()
 
 
+def _waited_in_turn(x: torch.Tensor, given: Given) -> tuple[torch.Tensor, ...]:
+    """Each is the very tensor that was waited for, also where it is waited for twice."""
+    begin = torch.ops._c10d_functional
+    parts = begin.all_reduce_coalesced([x.sin(), x.cos()], "sum", given.group.group_name)
+    parts.append(begin.all_reduce(x * 2, "max", given.group.group_name))
+    waited = [functional.wait_tensor(part) for part in reversed([*parts, *parts])]
+    return *(part + 1 for part in parts), *(part * 2 for part in waited)
+
+
+def _waited_for_as_view(x: torch.Tensor, given: Given) -> tuple[torch.Tensor, ...]:
+    whole = torch.ops._c10d_functional.all_reduce(x.sin(), "sum", given.group.group_name)
+    view = whole.view(-1)
+    waited = functional.wait_tensor(view)
+    return view + 1, waited * 2, whole * 3
+
+
+def _waited_and_written(x: torch.Tensor, given: Given) -> tuple[torch.Tensor, ...]:
+    whole = torch.ops._c10d_functional.all_reduce(x.sin(), "sum", given.group.group_name)
+    waited = functional.wait_tensor(whole)
+    waited.add_(1)
+    return whole * 2, waited
+
+
 def _each(parts: Any) -> tuple[torch.Tensor, ...]:
     return tuple(part * 2 for part in parts)
 
@@ -298,6 +321,9 @@ FUNCTIONAL: Mapping[str, Row] = {
     "all_reduce, of a mesh's dim": Row(lambda x, g: functional.all_reduce(x, "sum", (g.mesh, 1)) * 2),
     "all_reduce, of a mesh": Row(lambda x, g: functional.all_reduce(x, "sum", g.mesh["b"]) * 2),
     "all_reduce, by name": Row(lambda x, g: functional.all_reduce(x, "sum", g.group.group_name) * 2),
+    "wait_tensor, in turn": Row(_waited_in_turn),
+    "wait_tensor, of a view": Row(_waited_for_as_view, False),
+    "wait_tensor, written": Row(_waited_and_written),
     "all_reduce, of ranks": Row(lambda x, g: functional.all_reduce(x, "sum", [0, 1]) * 2, False),
 }
 

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from primtorch.communication import begins, is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo.graph.recorder import tensors_in
+from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import Args, Kwargs
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -92,11 +94,19 @@ def wait(outside: Outside, run: Callable[[], object], args: Args, kwargs: Kwargs
         return run()
     if node.op == "placeholder":
         raise BreakGraph("distributed", "wait_tensor() of what was begun outside of the graph")
-    maker: Any = node.args[0] if node.target is operator.getitem else node
-    known = begins(maker.target) or is_wait(maker.target)
+    known = _is_in_flight(node)
+    others = (n for n in recorder.graph.nodes if n is not node and memory_of(n.meta.get("val")) is memory_of(tensor))
+    if any(_is_in_flight(other) != known for other in others):  # of what was read when, a graph would know nothing
+        raise BreakGraph("distributed", "wait_tensor() where there is a view of what it waits for")
     result: Any = run()
     waited = recorder.node_of(result)
     if waited is None or not known or recorder.regions.open or tensor.requires_grad:
         return result
     recorder.replace_node(tensor, waited)
     return tensor
+
+
+def _is_in_flight(node: fx.Node) -> bool:
+    """Whether a node gives what a collective has begun to write, or has been waited for."""
+    maker: Any = node.args[0] if node.target is operator.getitem else node
+    return isinstance(maker, fx.Node) and (begins(maker.target) or is_wait(maker.target))
