@@ -197,30 +197,32 @@ def test_what_has_no_content_is_refused_with_a_reason(value: object, reason: str
     assert REASONS[reason] in str(refused.value)
 
 
+def all_digests() -> list[str]:
+    """Of the program and of the constants; of what has none the reason."""
+    module = load(PROGRAM)
+    found = [digest_of(vars(module.Layer)[name]) for name in ("twice", "fixed", "made")]
+    found += [digest_of(operator.attrgetter(name)(module)) for name in NAMES if not name.startswith("Layer.")]
+    for value in CONSTANTS:
+        try:
+            found.append(digest_of(value))
+        except NoContent as refused:
+            found.append(refused.reason)
+    return found
+
+
 def test_content_holds_no_addresses_and_no_order_of_hashes() -> None:
-    """In processes with other hash seeds the content is the same, to the letter."""
-    script = f"""
-import operator, sys, types
-sys.path.insert(0, {os.path.dirname(__file__)!r})
-from test_dynamo_content import CONSTANTS, NAMES, PROGRAM, NoContent, digest_of, load
-module = load(PROGRAM)
-found = [digest_of(vars(module.Layer)[n]) for n in ("twice", "fixed", "made")]
-found += [digest_of(operator.attrgetter(n)(module)) for n in NAMES if not n.startswith("Layer.")]
-for value in CONSTANTS:
-    try:
-        found.append(digest_of(value))
-    except NoContent as refused:
-        found.append(refused.reason)
-print(found)
-"""
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(told) == 1
+    """In a process with another hash seed the content is the same, to the letter."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    script = "import test_dynamo_content as here; print(here.all_digests())"
+    folders = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.splitlines()[-1] == str(all_digests())
 
 
 def test_what_guards_of_a_module_hold_has_content() -> None:
