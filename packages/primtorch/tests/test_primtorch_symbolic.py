@@ -207,3 +207,33 @@ def test_materialize_shares_nodes() -> None:
     run.graph.output(output)
     run.recompile()
     assert run(5, 6, None) == (31, 10)
+
+
+def test_a_trial_forgets_what_it_asked_and_takes_other_values() -> None:
+    """What is asked in it is told, true of the values given, known to a later trial that is told so, and to no other."""
+    env = ShapeEnv()
+    size = env.symbol(6, "x.shape[0]")
+    with env.trial({"s0": 10}) as asked:
+        assert not size == 6
+        assert int(size + 1) == 11
+        assert env.taken[0] is asked
+        assert size // 3 == 3
+    assert [g.expr.evaluate({"s0": 10}) for g in asked] == [True] * len(asked)
+    assert not all(g.expr.evaluate({"s0": 6}) for g in asked)
+    assert env.guards == [] and env.taken == ((), {})
+    with env.trial({"s0": 10}, asked) as again:
+        assert int(size) == 10
+    assert len(again) == len(asked)
+    assert env.decide(relate("eq", expr_of(size), constant(10))) is None
+    assert int(size) == 6
+    assert len(env.guards) == 1
+
+
+def test_symbols_made_in_a_trial_keep_their_names() -> None:
+    env = ShapeEnv()
+    size = env.symbol(6, "x.shape[0]")
+    with env.trial({"s0": 10}):
+        first = env.define("fdiv", expr_of(size), constant(4))
+        assert env.hint(first) == 2.5
+    second = env.define("fdiv", expr_of(size), constant(4))
+    assert str(first) != str(second) and env.hint(second) == 1.5

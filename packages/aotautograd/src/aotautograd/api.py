@@ -20,6 +20,7 @@ from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import lower_joint, lowered_values
 from aotautograd.missing_tangents import BackwardVariants, tangents_behind
+from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
 from aotautograd.outlines import bound, environment_of, outline_of, partition_of, spelt
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
@@ -193,16 +194,29 @@ def _compile(
     joint, compiled = _compile_trace(program, example_inputs, compilers)
     if joint.guard is None:
         return joint, compiled
-    variants = [(joint, compiled)]
+    graph = program if isinstance(program, fx.GraphModule) else None
+    taken = Taken(environment_of(graph) if graph is not None else None)
+    variants: list[tuple[JointGraph, ForSizes[Callable[..., Sequence[object]]]]] = [(joint, ForSizes(Taken(None), ""))]
+    variants[0][1]({}, lambda: compiled)
 
     def call(*flat: object) -> Sequence[object]:
-        for traced, run in variants:
+        sizes = sizes_given(graph, flat) if graph is not None and taken.env is not None else {}
+        for traced, later in variants:
             if holds(traced, flat):
-                return run(*flat)
+                return later(sizes, lambda: _compile_trace(program, flat, compilers)[1])(*flat)
         if len(variants) >= MOST_VARIANTS:
             raise TooManyVariants(joint.metadata.assumptions)
-        variants.append(_compile_trace(program, flat, compilers))
-        return variants[-1][1](*flat)
+        for_sizes: ForSizes[Callable[..., Sequence[object]]] = ForSizes(taken, "the program for other numbers")
+        found: list[JointGraph] = []
+
+        def trace() -> Callable[..., Sequence[object]]:
+            traced, run = _compile_trace(program, flat, compilers)
+            found.append(traced)
+            return run
+
+        run = for_sizes(sizes, trace)
+        variants.append((found[0], for_sizes))
+        return run(*flat)
 
     return joint, call
 
@@ -335,7 +349,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         if dump is not None:
             dump(f"gradients_{name}", text)
 
-    default_dtype = torch.get_default_dtype()
+    default_dtype, taken = torch.get_default_dtype(), Taken(environment_of(joint.module))
 
     def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
@@ -344,8 +358,10 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
 
     def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
-            run = compilers.inference(module, inputs)
+            run = compiled_later(compilers.inference, taken, "values that the forward kept")(module, inputs)
         return (lambda *values: run(list(values))) if is_boxed(run) else run
+
+    backward = compiled_later(compilers.backward, taken, "a backward")
 
     def refuse_failing(missing: Sequence[int]) -> None:
         for place, error in joint.failing.items():
@@ -364,14 +380,15 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         made = for_turns(variant.made_gradients, turns)
         with unset(default_dtype):
             if not stages:
-                compiled = compilers.backward(variant.module, example_values(variant.module))
+                compiled = backward(variant.module, example_values(variant.module))
                 if compilers.shelf is not None:
                     reads, keeps, refused = variants.needs(missing, ())
                     needs = (tuple(reads), tuple(keeps), refused)
                     kept = spelt(BackwardOutline(variant.zeros, variant.made_gradients, needs))
                     compilers.shelf.keep_backward(tuple(missing), kept, compiled)
                 return compiled, variant.zeros, made
-            return _compile_stages(variant.module, made, stages, parts, joint, compilers), variant.zeros, made
+            staged = replace(compilers, backward=backward)
+            return _compile_stages(variant.module, made, stages, parts, joint, staged), variant.zeros, made
 
     def kept_values() -> KeptValues:
         with unset(default_dtype):
@@ -381,7 +398,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
-    on_demand = GradientsOnDemand(source, saved_names, compile_program, kept_values)
+    on_demand = GradientsOnDemand(source, saved_names, compile_program, kept_values, taken)
 
     def gradients(
         inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]

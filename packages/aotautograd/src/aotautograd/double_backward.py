@@ -6,7 +6,6 @@ backward is again derived on demand, to any order.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
 from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
+from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
@@ -62,6 +62,7 @@ class GradientsOnDemand:
     Args:
         saved_names: of nodes of the joint graph, for each saved tensor; empty where it is not known there.
         kept_values: makes what finds values of the joint graph in the saved tensors, called at the first use.
+        taken: what the joint graph's trace took for granted of sizes.
 
     Attributes:
         reads: places of the forward's inputs that it may read.
@@ -73,14 +74,17 @@ class GradientsOnDemand:
         saved_names: Sequence[str],
         compile_program: CompileProgram,
         kept_values: Callable[[], KeptValues],
+        taken: Taken,
     ) -> None:
         self.joint = joint
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
-        self.kept_values = functools.cache(kept_values)
+        self.make_kept_values = kept_values
         self.reads = inputs_read(joint, saved_names)
+        self.taken = taken
+        self.kept_values: ForSizes[KeptValues] = ForSizes(taken, "values that the forward kept")
         self.programs: dict[object, GradientProgram] = {}
-        self.compiled: dict[object, Callable[..., Sequence[object]]] = {}
+        self.compiled: dict[object, ForSizes[Callable[..., Sequence[object]]]] = {}
 
     def __call__(
         self, inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]
@@ -114,17 +118,18 @@ class GradientsOnDemand:
         missing: tuple[int, ...],
         cut: Cut,
     ) -> tuple[Sequence[object], tuple[GradientInfo, ...]]:
-        key = (missing, cut, torch.is_grad_enabled())
+        sizes = sizes_given(self.joint.module, inputs)
+        kept_values = self.kept_values(sizes, self.make_kept_values)
+        key = (missing, cut, torch.is_grad_enabled(), kept_values.names)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = gradient_program(self.joint, self.kept_values().names, missing, cut)
+            program = self.programs[key] = gradient_program(self.joint, kept_values.names, missing, cut)
         primals = self._readable(inputs, saved, program.reads)
-        kept = self.kept_values()(program.kept, saved)
+        kept = kept_values(program.kept, saved, sizes)
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
         pattern = (key, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
-        run = self.compiled.get(pattern)
-        if run is None:
-            run = self.compiled[pattern] = self.compile_program(program.module, values)
+        compiled = self.compiled.setdefault(pattern, ForSizes(self.taken, "a derivative of the backward"))
+        run = compiled(sizes, lambda: self.compile_program(program.module, values))
         return run(*values), program.made_gradients
 
     def _readable(self, inputs: Sequence[object], saved: Sequence[object], reads: Collection[int]) -> list[object]:

@@ -13,9 +13,23 @@ BACKWARD_NOT_CUT = Kind(
     Effect.MENDED,
 )
 
-KINDS = kinds(BACKWARD_NOT_CUT)
+MADE_FOR_OTHER_SIZES = Kind(
+    "made_for_other_sizes",
+    "what is made when a program asks for it first (a derivative of the backward, a backward) took something for"
+    " granted of symbolic sizes that does not hold for those of a later call, and was made again for them: torch's"
+    " formula of a second derivative of batch normalisation or of a convolution reads sizes as plain numbers",
+    "call the program with few different sizes where it is differentiated twice, or pad them",
+    Effect.RECOMPILE,
+)
+
+KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES)
 
 
 def tell_not_cut(reason: str) -> None:
     """Tells of a backward that stays whole."""
     LEDGER.add(Event(BACKWARD_NOT_CUT, "backward", reason))
+
+
+def tell_other_sizes(what: str, broken: str) -> None:
+    """Tells of something that is made once more; `broken`: the guard that does not hold."""
+    LEDGER.add(Event(MADE_FOR_OTHER_SIZES, what, f"it was made for {broken}" if broken else "its sizes are others"))

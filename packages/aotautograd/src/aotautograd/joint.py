@@ -38,7 +38,7 @@ from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
-from primtorch.symbolic import numbers
+from primtorch.symbolic import ShapeEnv, numbers
 
 aten = torch.ops.aten
 
@@ -152,7 +152,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
             gradients=tuple(inputs[i] for i in places),
             led_to_by=tuple(led[i] for i in places),
             leading=leading(recorder.graph, totals, numbers),
-            refused_behind=_refused_behind(values),
+            refused_behind=_refused_behind(values, bound.fake_mode.shape_env),
             made_gradients=made,
         )
         metadata = replace(metadata, kept=_kept_memory(recorder.graph, metadata, analysis.values))
@@ -166,9 +166,11 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing, totals)
 
 
-def _refused_behind(values: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+def _refused_behind(values: Sequence[torch.Tensor], env: ShapeEnv | None) -> tuple[frozenset[int], ...]:
     """For each value, those whose backward frees what its own reads, as the backward of all of them did."""
-    freed = [freed_behind(value) for value in values]
+    # To look at what autograd's nodes keep is to read sizes as numbers, which nothing here depends on.
+    with env.trial({}) if env is not None else contextlib.nullcontext():
+        freed = [freed_behind(value) for value in values]
     return tuple(frozenset(i for i, others in enumerate(freed) if nodes & others) for nodes in freed)
 
 

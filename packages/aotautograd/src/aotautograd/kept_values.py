@@ -8,14 +8,17 @@ Where the joint graph was lowered, what was kept has names of the lowered graph:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import HISTORY, History, JointGraph
+from primtorch.symbolic import expr_of
 
 aten = torch.ops.aten
 
@@ -69,6 +72,15 @@ def _depends_on_values(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """`run` takes values of the symbols of these names, then the saved tensors at the places `reads`."""
+
+    symbols: tuple[str, ...]
+    reads: tuple[int, ...]
+    run: Callable[..., Sequence[object]]
+
+
 class KeptValues:
     """The values of the forward without history that follow from its saved tensors.
 
@@ -86,15 +98,15 @@ class KeptValues:
         results = zip(nodes, output_values(self._module.graph), strict=True)
         self._values = {n.name: value for n, value in results if isinstance(value, fx.Node) and value in known}
         self._compile = compile_inference
-        self._programs: dict[tuple[str, ...], tuple[list[int], Callable[..., Sequence[object]]]] = {}
+        self._programs: dict[tuple[str, ...], _Program] = {}
 
     @property
     def names(self) -> frozenset[str]:
         """Of nodes of the joint graph."""
         return frozenset(self._values)
 
-    def __call__(self, names: Sequence[str], saved: Sequence[object]) -> list[object]:
-        """The values of these names, in one call's saved tensors."""
+    def __call__(self, names: Sequence[str], saved: Sequence[object], sizes: Mapping[str, int | float]) -> list[object]:
+        """The values of these names, in one call's saved tensors and values of symbols."""
         values = [self._values[name] for name in names]
         made = [value for value in dict.fromkeys(values) if value.name not in self._place]
         found = {value: saved[self._place[value.name]] for value in values if value.name in self._place}
@@ -102,8 +114,9 @@ class KeptValues:
             key = tuple(value.name for value in made)
             if key not in self._programs:
                 self._programs[key] = self._program(made)
-            reads, run = self._programs[key]
-            found |= dict(zip(made, run(*(saved[place] for place in reads)), strict=True))
+            program = self._programs[key]
+            given = (*(sizes[name] for name in program.symbols), *(saved[place] for place in program.reads))
+            found |= dict(zip(made, program.run(*given), strict=True))
         return [found[value] for value in values]
 
     def _follow_from_saved(self) -> set[fx.Node]:
@@ -115,8 +128,8 @@ class KeptValues:
                 known.add(node)
         return known
 
-    def _program(self, wanted: Sequence[fx.Node]) -> tuple[list[int], Callable[..., Sequence[object]]]:
-        """Which saved tensors the values are made from, and what makes them."""
+    def _program(self, wanted: Sequence[fx.Node]) -> _Program:
+        """What the values are made from, and what makes them."""
         needed: set[fx.Node] = set()
         work = list(wanted)
         while work:
@@ -127,7 +140,10 @@ class KeptValues:
         ordered = [node for node in self._module.graph.nodes if node in needed]
         given = [node for node in ordered if node.name in self._place]
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        for node in given:
+        in_sizes = {name for n in ordered for size in sizes_of(n.meta.get("val")) for name in expr_of(size).symbols()}
+        taken = [n for n in self._module.graph.find_nodes(op="placeholder") if isinstance(n.meta["val"], torch.SymInt)]
+        symbols = {n: name for n in taken if (name := str(expr_of(n.meta["val"]))) in in_sizes}
+        for node in (*symbols, *given):
             copies[node] = graph.placeholder(node.name)
             copies[node].meta.update(node.meta)
         for node in ordered:
@@ -135,4 +151,5 @@ class KeptValues:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in wanted))
         module = fx.GraphModule(self._module, graph, "KeptValues")
-        return [self._place[node.name] for node in given], self._compile(module, [n.meta["val"] for n in given])
+        run = self._compile(module, [n.meta["val"] for n in (*symbols, *given)])
+        return _Program(tuple(symbols.values()), tuple(self._place[node.name] for node in given), run)

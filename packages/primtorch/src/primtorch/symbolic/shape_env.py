@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -90,6 +92,9 @@ class ShapeEnv:
         self._facts: set[FloatRelation | Defined] = set()
         self._lower: dict[IntExpr, int] = {}
         """p (without constant term) -> the largest known k with p >= k."""
+        self._values: dict[str, int | float] = {}
+        """Of symbols during a trial, where they are not the example's."""
+        self._trials = threading.RLock()
 
     # making symbols -------------------------------------------------------------------------------------------
     def release(self) -> None:
@@ -148,6 +153,8 @@ class ShapeEnv:
             self.symbols[name] = SymbolInfo(name, hint, record.text(tuple(map(str, definition.args))), low, high)
             self.definitions[name] = definition
             self._ranges[name] = (low, high)
+            if hint is not None and self._values:
+                self._values[name] = hint
             result = symbol(name) if record.gives == "int" else FloatExpr(name)
             if hint is not None and record.partial and not _always_defined(definition):
                 self.assume(Defined(name), self.guards)
@@ -224,11 +231,61 @@ class ShapeEnv:
         """The expression's value in the example; None when it involves a data-dependent symbol."""
         hints: dict[str, Any] = {}
         for name in expr.symbols():
-            value = self.symbols[name].hint
+            value = self._values.get(name, self.symbols[name].hint)
             if value is None:
                 return None
             hints[name] = value
         return expr.evaluate(hints)
+
+    # what is taken for granted of one thing that is made ---------------------------------------------------------
+    @contextlib.contextmanager
+    def trial(self, values: Mapping[str, int | float], known: Sequence[ShapeGuard] = ()) -> Iterator[list[ShapeGuard]]:
+        """A block whose guards hold for what is made in it alone: behind it the environment knows what it knew before.
+
+        Yields the guards: `known`, then those that are asked, which whoever uses what was made has to check. Symbols
+        that the block makes stay, so that no name comes twice. Blocks of several threads wait for each other.
+
+        Args:
+            values: of the symbols, where they are others than the example's.
+            known: what holds already, as an earlier block asked it.
+        """
+        with self._trials:
+            before = {name: getattr(self, name) for name in _KNOWLEDGE}
+            for name, state in before.items():
+                setattr(self, name, state.copy())
+            self.guards, self._values = [], {}
+            for guard in known:
+                self.assume(guard.expr, self.guards)
+            self._values = self.with_derived(values)
+            try:
+                yield self.guards
+            finally:
+                for name, state in before.items():
+                    setattr(self, name, state)
+                for name, info in self.symbols.items():
+                    self._ranges.setdefault(name, (info.min, info.max))
+
+    @property
+    def taken(self) -> tuple[Sequence[ShapeGuard], Mapping[str, int | float]]:
+        """The guards of the trial that this is within, of which more may come, and the values there; none outside."""
+        return (self.guards, self._values) if self._values else ((), {})
+
+    def with_derived(self, values: Mapping[str, int | float]) -> dict[str, int | float]:
+        """Values of symbols, with those of the symbols that follow from them."""
+        found = dict(values)
+        for name, value in values.items():
+            known = str(self.value_of(name))
+            if known in self.symbols:
+                found.setdefault(known, value)
+        for name, definition in self.definitions.items():
+            if name not in found and all(arg.symbols() <= found.keys() for arg in definition.args):
+                with contextlib.suppress(ArithmeticError, TypeError, ValueError):  # guarded not to, where it is asked
+                    found[name] = SCALAR_OPS[definition.op].function(*(a.evaluate(found) for a in definition.args))  # type: ignore[arg-type]
+        return found
+
+    def _now(self, expr: BoolExpr, hint: bool | None) -> bool | None:
+        """A truth value in a trial, where it is not the example's."""
+        return bool(expr.evaluate(self._values)) if hint is not None and expr.symbols() <= self._values.keys() else hint  # type: ignore[arg-type]
 
     # what follows from what is known --------------------------------------------------------------------------
     def simplify(self, expr: IntExpr) -> IntExpr:
@@ -374,6 +431,8 @@ class ShapeEnv:
                 self.user_frame(),
                 expr.symbols(),
             )
+        if self._values:
+            hint = bool(self._now(expr, hint))
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
 
@@ -411,6 +470,8 @@ class ShapeEnv:
                 self.user_frame(),
                 expr.symbols(),
             )
+        if self._values and (now := self.hint(expr)) is not None:
+            hint = now
         self.evaluate(relate("eq", expr, constant(hint)), True)
         return hint
 
@@ -426,6 +487,8 @@ class ShapeEnv:
                 self.user_frame(),
                 expr.symbols(),
             )
+        if self._values and (now := self.hint(expr)) is not None:
+            hint = now
         self.evaluate(FloatRelation("same", expr, float_constant(hint)), True)
         return hint
 
@@ -551,6 +614,12 @@ class ShapeEnv:
         """What a symbol is known to equal: itself, another expression or a constant."""
         return self._substitutions.get(intern_symbol(name), atom_expr(intern_symbol(name)))
 
+
+# What an environment learns, in attributes that a trial puts back.
+_KNOWLEDGE = (
+    "guards", "assumptions", "layouts", "_defined", "_ranges", "_substitutions", "_simplified", "_decided", "_zero",
+    "_nonzero", "_facts", "_lower", "_values",
+)  # fmt: skip
 
 # Derived integers stay within these bounds, as those that programs are given do.
 _LARGEST = 1 << 62
