@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +31,41 @@ class Net(nn.Module):
         return self.second(torch.relu(self.norm(self.first(x))))
 
 
-@pytest.mark.parametrize("bad", [3, "x", None.__class__, nn.Linear, [nn.Linear(1, 1)]])
+@pytest.mark.parametrize("bad", [3, "x", None.__class__, nn.Linear, [nn.Linear(1, 1)], torch.ones(300, 300)])
 def test_what_cannot_be_compiled_is_told(bad: object) -> None:
-    with pytest.raises(torchcompile.NotCompilable, match=r"nn\.Module"):
+    with pytest.raises(torchcompile.NotCompilable, match=r"nn\.Module") as caught:
         torchcompile.compile(bad)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", [classmethod, property, functools.partialmethod, functools.cached_property])
+def test_what_a_class_makes_functions_of_is_refused_with_the_way_to_write_it(kind: Callable[..., object]) -> None:
+    with pytest.raises(torchcompile.NotCompilable, match=f"@{kind.__name__} above @torchcompile.compile"):
+        torchcompile.compile(kind(lambda self: self))
+
+
+def test_a_static_method_is_compiled_within_its_class() -> None:
+    class Owner:
+        @torchcompile.compile(fullgraph=True, backend="eager")
+        @staticmethod
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch.randn(3)
+    assert torch.equal(Owner.twice(x), x * 2) and torch.equal(Owner().twice(x), x * 2)
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("made", [torch.jit.script, lambda f: torch.jit.trace(f, torch.ones(2))])
+def test_scripted_functions_are_calls_of_c_code(made: Callable[..., Any]) -> None:
+    function, x = made(scripted), torch.randn(2)
+    compiled = torchcompile.compile(function, options={"strict": True})  # an error of capture is one
+    assert torch.equal(compiled(x), scripted(x))
+
+
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
 
 
 @pytest.mark.parametrize(
@@ -46,6 +79,9 @@ def test_what_cannot_be_compiled_is_told(bad: object) -> None:
         ({"options": {"on_recompile": "shout"}}, "known: continue, eager, error, warn"),
         ({"options": 3}, "mapping"),
         ({"dynamic": "yes"}, "True, False or None"),
+        ({"fullgraph": "no"}, "fullgraph is True or False, not 'no'"),
+        ({"disable": "no"}, "disable is True or False, not 'no'"),
+        ({"recompile_limit": 0}, "at least 1"),
     ],
 )
 def test_bad_settings_are_told(settings: dict[str, object], message: str) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from primtorch.ledger import total
-from torchcompile.errors import CompileError
+from torchcompile.errors import CompileError, InvalidArgument
 from torchcompile.faults.minify import minify_script
 from torchcompile.health import findings
 from torchcompile.moved import export_cache, import_cache
@@ -25,16 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchcompile", description="torchcompile's tools")
     commands = parser.add_subparsers(dest="command", required=True)
     cache = commands.add_parser("cache", help="the folder of compiled programs and kernels")
-    cache.add_argument("--folder", help="another one than the option `cache` has when not given")
+    cache.add_argument("--folder", help="another one than the option `cache` has where it is not given")
     actions = cache.add_subparsers(dest="action", required=True)
-    actions.add_parser("list", help="what is in it")
-    actions.add_parser("clear", help="delete it all")
+    for name, text in (("list", "what is in it, by file, with its bytes"), ("clear", "delete it all")):
+        actions.add_parser(name, help=text, description=text)
     for name, text in (("export", "write it into one file"), ("import", "take such a file, of somebody you trust, in")):
-        actions.add_parser(name, help=text).add_argument("file", type=Path)
-    commands.add_parser("verify", help="whether this machine can compile, and what to do if not")
-    minify = commands.add_parser("minify", help="find the first wrong or failing graph of a script, and reduce it")
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("file", type=Path, help="a zip archive, for machines of the same kind")
+    verify = "whether this machine can compile, and what to do if not"
+    commands.add_parser("verify", help=verify, description=f"{verify}; status 1 where it cannot")
+    told = "find the first wrong or failing graph of a script, and reduce it"
+    minify = commands.add_parser("minify", help=told, description=f"{told}; status 1 where there is one")
     minify.add_argument("--folder", type=Path, default=Path(), help="where the file that shows it is written")
-    minify.add_argument("script", type=Path)
+    minify.add_argument("script", type=Path, help="a Python file, which is run as it would be alone")
     minify.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     given = parser.parse_args(arguments)
     console = Console()
@@ -91,6 +94,8 @@ def _verify(console: Console) -> int:
 
 
 def _minify(console: Console, given: argparse.Namespace) -> int:
+    if not given.script.is_file():
+        raise InvalidArgument(f"{given.script} is no file: minify takes a Python script, and its arguments behind it")
     with console.status("") as status:
 
         def progress(text: str) -> None:

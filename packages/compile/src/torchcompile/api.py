@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -107,6 +109,7 @@ def compile(
         NotCompilable: `model` is neither a module, a function nor a class whose objects are called.
         InvalidArgument: an unknown backend, mode or option.
     """
+    _require_flag("disable", disable)
     settings = _settings(mode, options, recompile_limit, shapes_spec)
     transform = stack_of(fullgraph, dynamic, backend, settings, name)
 
@@ -145,6 +148,7 @@ def compile_in_place(
         NotCompilable: one of `models` is no module.
         InvalidArgument: an unknown backend, mode or option.
     """
+    _require_flag("disable", disable)
     settings = _settings(mode, options, recompile_limit, shapes_spec)
     transform = stack_of(fullgraph, dynamic, backend, settings, name)
     for model in models:
@@ -181,6 +185,7 @@ def stack_of(
     brought: Brought | None = None,
 ) -> Transform:
     """Capture with a back end behind it, for one call of the interface."""
+    _require_flag("fullgraph", fullgraph)
     if dynamic is not None and not isinstance(dynamic, bool):
         raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
     watch = WATCHING.watch
@@ -201,6 +206,12 @@ def stack_of(
     if settings.verify:
         return _verifying(transform, dataclasses.replace(capture, fullgraph=False), ledger)
     return transform
+
+
+def _require_flag(name: str, value: object) -> None:
+    """Raises InvalidArgument for what is no truth value: "no" would mean yes."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is True or False, not {value!r}")
 
 
 def _watched(settings: CompileOptions) -> CompileOptions:
@@ -231,7 +242,19 @@ def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | 
     )
 
 
+# What a class makes functions of when it is asked for an attribute: compiled, it would be one no longer.
+_DESCRIPTORS = (classmethod, property, functools.partialmethod, functools.cached_property)
+
+
 def compile_one(target: object, transform: Transform) -> object:
+    if isinstance(target, staticmethod):  # in the body of a class, which asks for one
+        return staticmethod(transform(target.__func__))
+    if isinstance(target, _DESCRIPTORS):
+        kind = type(target).__name__
+        raise NotCompilable(
+            f"compile takes an nn.Module, a function or a method, not a {kind}: compile the function and make a {kind} "
+            f"of it, with @{kind} above @torchcompile.compile"
+        )
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, transform)
     if inspect.isclass(target):
@@ -240,9 +263,8 @@ def compile_one(target: object, transform: Transform) -> object:
         return transform(target)
     if callable(target):
         return transform(target.__call__)
-    raise NotCompilable(
-        f"compile takes an nn.Module, a function or a method, not {target!r} of type {type(target).__name__}"
-    )
+    given = f"{reprlib.repr(target)} of type {type(target).__name__}"
+    raise NotCompilable(f"compile takes an nn.Module, a function or a method, not {given}")
 
 
 def export(

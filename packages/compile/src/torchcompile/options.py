@@ -172,6 +172,8 @@ def _checked(name: str, value: object, accepted: object) -> object:
         raise InvalidArgument(f"option {name!r} takes {names}, not {value!r}")
     if name == "memory_budget" and not 0 <= value <= 1:  # type: ignore[operator]
         raise InvalidArgument(f"option {name!r} is a part between 0 and 1, not {value!r}")
+    if name == "recompile_limit" and value < 1:  # type: ignore[operator]
+        raise InvalidArgument(f"option {name!r} is at least 1, not {value!r}; `disable=True` compiles nothing")
     return value
 
 

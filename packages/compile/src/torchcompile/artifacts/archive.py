@@ -60,7 +60,9 @@ def read(file: str | os.PathLike[str]) -> Contents:
                 raise ArtifactError(f"{file} holds more than {MOST_BYTES} bytes")
             held = {member.filename: archive.read(member) for member in members}
         manifest = _RECORDS.value(held.pop(_MANIFEST).decode())
-    except (OSError, EOFError, KeyError, ValueError, NotARecord, zipfile.BadZipFile, NotImplementedError) as error:
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (EOFError, KeyError, ValueError, NotARecord, zipfile.BadZipFile, NotImplementedError) as error:
         raise ArtifactError(f"{file} is torn, or no file of torchcompile.save: {error}") from error
     except zipfile.zlib.error as error:  # type: ignore[attr-defined]
         raise ArtifactError(f"{file} is torn: {error}") from error

@@ -453,7 +453,10 @@ CONSTANT_BASES: tuple[type, ...] = (type(None),)
 def _is_bound(value: types.BuiltinFunctionType | types.MethodWrapperType) -> bool:
     """A C method of an object, unlike a module's function (whose `__self__` is its module or a private record)."""
     owner = value.__self__
-    return not isinstance(owner, (type, types.ModuleType, type(None))) and hasattr(type(owner), value.__name__)
+    if isinstance(owner, (type, types.ModuleType, type(None))):
+        return False
+    # Of a class alone: `hasattr` would ask its metaclass, too, and every class is called.
+    return any(value.__name__ in vars(base) for base in type(owner).__mro__)
 
 
 def _is_literal(key: object) -> bool:
