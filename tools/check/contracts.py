@@ -69,7 +69,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("analysis",),
         ("passes",),
         ("lowering", "in_place", "missing_tangents", "partitioners", "stages"),
-        ("kept_values",),
+        ("kept_values", "other_sizes"),
         ("recompute", "double_backward", "assumptions", "eager_compiler", "wrappers"),
         ("recorder",),
         ("special_operators", "higher_order", "backward"),
