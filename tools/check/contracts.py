@@ -1,5 +1,6 @@
 """Contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function, the order of
-a package's rooms; and where an error is caught and eager runs in the place of what failed, the ledger is told.
+a package's rooms; where an error is caught and eager runs in the place of what failed, the ledger is told; and what is
+public says in a docstring what it gives.
 
 python tools/check/contracts.py       (exit status 1 and one line a finding when a contract is broken)
 """
@@ -236,6 +237,54 @@ def untold(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+# Packages of which all that is public has a docstring.
+DOCUMENTED = ("aotautograd", "torchdistributed", "torchcompile")
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# Methods that torch.autograd.Function documents.
+AUTOGRAD_METHODS = frozenset({"forward", "backward", "setup_context", "vmap", "jvp"})
+
+
+def definitions(body: Iterable[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definition]]:
+    """(class, definition) of what stands in a module or in its classes: not what functions define for themselves."""
+    for node in body:
+        if isinstance(node, Definition):
+            yield owner, node
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node.body, node.name)
+        elif isinstance(node, ast.If):
+            yield from definitions([*node.body, *node.orelse], owner)
+
+
+class Documentation:
+    """Which methods have a docstring, of all classes by name: an override is said by its base."""
+
+    def __init__(self, trees: Iterable[ast.Module]) -> None:
+        self.bases: dict[str, set[str]] = {}
+        self.said: set[tuple[str, str]] = set()
+        for tree in trees:
+            for owner, node in definitions(tree.body):
+                if isinstance(node, ast.ClassDef):
+                    heads = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                    self.bases.setdefault(node.name, set()).update(ast.unparse(h).split(".")[-1] for h in heads)
+                elif ast.get_docstring(node):
+                    self.said.add((owner, node.name))
+
+    def inherited(self, owner: str, name: str) -> bool:
+        """Whether a base of the class, however far up, says what the method gives."""
+        bases = self.bases.get(owner, set()) - {owner}
+        if "Function" in bases and name in AUTOGRAD_METHODS:
+            return True
+        return any((base, name) in self.said or self.inherited(base, name) for base in bases)
+
+    def missing(self, tree: ast.Module) -> Iterator[tuple[str, int]]:
+        """Public names of a module that say nothing, with their lines. Overloads are said by what they overload."""
+        for owner, node in definitions(tree.body):
+            hidden = node.name.startswith("_") or owner.startswith("_")
+            overload = any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list)
+            if not (hidden or overload or ast.get_docstring(node) or self.inherited(owner, node.name)):
+                yield f"{owner}.{node.name}".lstrip("."), node.lineno
+
+
 def is_forbidden(name: str) -> bool:
     return any(name == banned or name.startswith(banned + ".") for banned in FORBIDDEN)
 
@@ -248,10 +297,15 @@ def findings(root: Path) -> Iterator[str]:
         names = (f"{package}.{room}".removesuffix(".") for layer in layers for room in layer)
         yield from (f"ROOMS: there is no {name}" for name in names if name not in modules)
     graph: networkx.DiGraph = networkx.DiGraph()
+    trees = {module: ast.parse(path.read_text(), str(path)) for module, path in modules.items()}
+    documentation = Documentation(trees.values())
     for module, path in modules.items():
         package = module.split(".")[0]
         where = path.relative_to(root)
-        tree = ast.parse(path.read_text(), str(path))
+        tree = trees[module]
+        if package in DOCUMENTED and not module.rpartition(".")[2].startswith("_"):
+            silent = documentation.missing(tree)
+            yield from (f"{where}:{line}: {name} says in no docstring what it gives" for name, line in silent)
         yield from (f"{where}:{line}: eager in the place of what failed, untold" for line in untold(tree))
         for found in imports_of(tree, module, path.name == "__init__.py"):
             first = found.name.split(".")[0]
@@ -280,7 +334,7 @@ def findings(root: Path) -> Iterator[str]:
 
 def main() -> int:
     found = list(findings(ROOT))
-    print("\n".join(found) if found else "import contracts hold")
+    print("\n".join(found) if found else "contracts hold")
     return 1 if found else 0
 
 

@@ -41,6 +41,8 @@ _autograd: Any = torch._C._autograd
 
 @dataclass(slots=True)
 class Analysis:
+    """What a traced forward does to its inputs, and where in its graph each of its outputs is."""
+
     metadata: ProgramMetadata
     values: list[Argument] = field(default_factory=list)  # node (or constant) of each forward output
     differentiable: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # (forward output, value with history)

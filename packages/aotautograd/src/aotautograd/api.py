@@ -474,6 +474,7 @@ def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> P
 
 
 def example_values(module: fx.GraphModule) -> list[object]:
+    """The fake value of each placeholder of a graph, in their order."""
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
 
 

@@ -19,6 +19,7 @@ from primtorch.memory import memory_of
 
 
 def tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Puts a placeholder for each tangent before the graph's first operator; gives them back."""
     recorder.phase = "backward"
     recorder.stack = ()
     body = next((n for n in recorder.graph.nodes if n.op != "placeholder"), recorder.graph._root)

@@ -60,6 +60,7 @@ def _one_size(a: Size, b: Size) -> bool:
 
 
 def is_wrapped(t: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is one of functionalization's own tensors."""
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
 
 

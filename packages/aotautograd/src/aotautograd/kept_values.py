@@ -49,6 +49,7 @@ def without_history(joint: JointGraph) -> list[fx.Node]:
 
 
 def is_dropout_mask(node: fx.Node) -> bool:
+    """Whether a node is the second result of `native_dropout`: which elements were kept."""
     source = node.args[0] if node.target is operator.getitem else None
     is_dropout = isinstance(source, fx.Node) and source.target is aten.native_dropout.default
     return is_dropout and bool(node.args[1] == 1)

@@ -16,6 +16,7 @@ class FlowNetwork:
         self.capacity: list[int] = []
 
     def add(self, tail: int, head: int, capacity: int) -> None:
+        """Adds an edge of a capacity, and its reverse of none, which the residual network needs."""
         self.edges_of[tail].append(len(self.head))
         self.head.append(head)
         self.capacity.append(capacity)

@@ -24,10 +24,12 @@ DATA_DEPENDENT_HINT = 4096  # what a size that only the data tells counts as, wh
 
 
 def is_backward(node: fx.Node) -> bool:
+    """Whether a node was recorded while autograd's engine ran."""
     return node.meta.get(PHASE) == "backward"
 
 
 def is_tensor(node: fx.Node) -> bool:
+    """Whether a node gives one tensor: no number, and no tuple of tensors."""
     value = node.meta.get("val")
     return hasattr(value, "dtype") and hasattr(value, "shape")
 

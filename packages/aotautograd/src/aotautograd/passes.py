@@ -26,6 +26,7 @@ def output_values(graph: fx.Graph) -> tuple[Argument, ...]:
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
+    """The last node of a graph, whose argument is what the graph returns."""
     node: fx.Node = next(iter(reversed(graph.nodes)))
     return node
 
@@ -40,6 +41,7 @@ def returning(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModul
 
 
 def is_random(node: fx.Node) -> bool:
+    """Whether a call draws random numbers or has another effect, so that two of them are not one."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or "random" in tags or "effect" in tags
 

@@ -124,10 +124,12 @@ class Recorder:
     # dispatch imports a whole other compiler.
     @classmethod
     def is_infra_mode(cls) -> bool:
+        """No: operators of the program arrive here before those of the tracing machinery."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        """No: whatever arrives is recorded."""
         return False
 
     def __enter__(self) -> Recorder:
@@ -138,6 +140,7 @@ class Recorder:
         torch._C._pop_torch_dispatch_stack(None)  # type: ignore[arg-type]
 
     def track(self, t: torch.Tensor, node: fx.Node) -> None:
+        """Says which node gives a tensor, and keeps the tensor alive, since its id stands for it."""
         self.node_of[id(t)] = node
         self.alive.append(t)
 
@@ -148,6 +151,7 @@ class Recorder:
         return fake
 
     def placeholder(self, name: str, value: object) -> fx.Node:
+        """Adds an input to the graph, under this name or the next free one; a tensor among them is tracked."""
         while name in self.placeholder_names:  # a program that is itself a gradient has tangents among its inputs
             name += "_"
         self.placeholder_names.add(name)
@@ -286,6 +290,7 @@ class Recorder:
         return out
 
     def record(self, func: Target, args: tuple[object, ...], kwargs: dict[str, Argument], out: object) -> fx.Node:
+        """Adds a call to the graph and tracks what it gave; gives the node."""
         node = self._node(func, args, kwargs)
         self._attach(node, out)
         return node

@@ -65,6 +65,7 @@ class InputInfo:
 
     @property
     def mutates_metadata(self) -> bool:
+        """Whether the program gives the input other sizes or strides in place."""
         return bool(self.metadata_steps)
 
 
@@ -80,6 +81,8 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
+    """How the wrapper makes one flat output of the program: `slot` and `steps` mean what `kind` says."""
+
     kind: OutputKind
     slot: int = -1
     steps: tuple[ViewStep, ...] = ()
@@ -155,10 +158,12 @@ class ProgramMetadata:
 
     @property
     def num_placeholders(self) -> int:
+        """How many inputs the forward graph has."""
         return len(self.placeholders)
 
     @property
     def needs_backward(self) -> bool:
+        """Whether the gradient of any input is computed."""
         return bool(self.gradients)
 
     def __str__(self) -> str:
@@ -225,9 +230,11 @@ class JointGraph:
 
     @property
     def num_forward_outputs(self) -> int:
+        """How many of the graph's results are the forward's; the gradients follow them."""
         return len(self.metadata.forward_outputs)
 
     def print(self) -> str:
+        """The graph as Python text, with shapes and the user's lines as comments."""
         return graph_text(self.module, "joint")
 
 

@@ -16,6 +16,7 @@ from primtorch.promotion import compute_dtype
 
 
 def is_symbolic(value: object) -> TypeGuard[float]:
+    """Whether a number is symbolic: an integer or a float of which the value is not known."""
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 

@@ -166,6 +166,7 @@ class TakenApart:
         self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that the caller guards
 
     def variant(self, templates: list[Template | None]) -> _Variant:
+        """The graph of plain tensors for wrappers of these kinds (None: no wrapper), compiled where they are new."""
         for known, variant in self.variants:
             if known == templates:
                 return variant

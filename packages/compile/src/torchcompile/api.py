@@ -247,6 +247,11 @@ _DESCRIPTORS = (classmethod, property, functools.partialmethod, functools.cached
 
 
 def compile_one(target: object, transform: Transform) -> object:
+    """The compiled form of one target: a module stays a module, a class a class, a callable becomes a function.
+
+    Raises:
+        NotCompilable: the target cannot be called, or is a descriptor other than a staticmethod.
+    """
     if isinstance(target, staticmethod):  # in the body of a class, which asks for one
         return staticmethod(transform(target.__func__))
     if isinstance(target, _DESCRIPTORS):

@@ -523,16 +523,23 @@ class Registry:
         self._backends: dict[str, tuple[Backend, frozenset[str], Capability | None]] = {}
 
     def add(self, backend: Backend, name: str, tags: Iterable[str], capability: Capability | None = None) -> None:
+        """Takes a back end under a name, in the place of an earlier one of that name.
+
+        Raises:
+            InvalidArgument: the name is one of torchcompile's own.
+        """
         with self._lock:
             if name in NAMED:
                 raise InvalidArgument(f"the name {name!r} is taken: {', '.join(sorted(NAMED))} are torchcompile's own")
             self._backends[name] = backend, frozenset(tags), capability
 
     def remove(self, name: str) -> None:
+        """Forgets a name; one that is not known is no error."""
         with self._lock:
             self._backends.pop(name, None)
 
     def get(self, name: str) -> Backend | None:
+        """The back end of a name; None where nobody registered one."""
         with self._lock:
             found = self._backends.get(name)
         return found[0] if found is not None else None
@@ -544,6 +551,7 @@ class Registry:
         return found[2] if found is not None else None
 
     def names(self, without: frozenset[str] = frozenset()) -> list[str]:
+        """Names in the order of registration, but for back ends that have a tag of `without`."""
         with self._lock:
             return [name for name, (_, tags, _) in self._backends.items() if not tags & without]
 

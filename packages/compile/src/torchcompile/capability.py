@@ -63,6 +63,7 @@ class Capability:
         return node.target in self.supports
 
     def cost_of(self, node: fx.Node) -> float:
+        """What the back end says a node costs it, in the unit in which all back ends of one graph say it."""
         return float(self.cost(node)) if callable(self.cost) else float(self.cost)
 
 

@@ -37,6 +37,7 @@ class Finding:
 
     @property
     def well(self) -> bool:
+        """Whether nothing has to be done."""
         return not self.remedy
 
 

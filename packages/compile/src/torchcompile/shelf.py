@@ -245,6 +245,7 @@ class ProgramShelf:
         self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
 
     def find(self) -> Shelved | None:
+        """What another process compiled for this graph, ready to run; where there is nothing, `missing` is called."""
         found = self._find()
         if found is None:
             self.missing()
@@ -278,6 +279,7 @@ class ProgramShelf:
         return None if compiled is None else (outline, compiled)
 
     def keep(self, outline: Outline, forward: Compiled) -> None:
+        """Writes the forward and its outline, under the case that tracing learnt of symbolic sizes."""
         learnt = learnt_since(self.env, self.mark) if self.env is not None and self.mark is not None else Learnt()
         if learnt is None:
             return
@@ -291,6 +293,7 @@ class ProgramShelf:
 
     @COLLECTOR.held_back()
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
+        """Writes the backward of calls that lack these tangents, where it was compiled for the forward's case."""
         if self.env is not None and mark_of(self.env) != self.known:
             return  # the backward was compiled for less than the forward's case
         if self._write(self.case, _part("backward", missing), kept_of(backward)):

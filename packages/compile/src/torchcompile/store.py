@@ -37,6 +37,7 @@ class Entry:
 
     @property
     def is_program(self) -> bool:
+        """Whether the file is a program of the stack's, and no kernel."""
         return self.path.suffix == SUFFIX
 
 

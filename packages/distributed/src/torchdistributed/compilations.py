@@ -91,12 +91,14 @@ class Board:
         self._seen: dict[int, Row] = {}
 
     def begin(self, what: str) -> None:
+        """Tells the other ranks that this one begins its next compilation, of `what`."""
         self.number += 1
         self._failures = self.store.add("failures", 0)
         self._write(what, busy=True)
         self.store.add(f"begun/{self.number}", 1)
 
     def end(self, what: str) -> None:
+        """Tells the other ranks that the compilation begun last is done."""
         self._write(what, busy=False)
         self.store.add(f"ended/{self.number}", 1)
 

@@ -83,10 +83,12 @@ def read(file: str | os.PathLike[str]) -> Contents:
 
 
 def program_entry(name: str) -> str:
+    """Where a program lies in an artifact's archive."""
     return f"programs/{name}"
 
 
 def kernel_entry(name: str) -> str:
+    """Where a kernel's file lies in an artifact's archive."""
     return f"kernels/{name}"
 
 

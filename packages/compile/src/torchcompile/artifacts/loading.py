@@ -92,9 +92,15 @@ class FromFile:
         self.binaries = Binaries(files)
 
     def find(self, name: str) -> str | None:
+        """A program's text by its key; None where the file has none."""
         return self._contents.programs.get(name)
 
     def lacks(self, title: str, ledger: Ledger) -> None:
+        """Tells the ledger that a graph is compiled since the file has no program for it.
+
+        Raises:
+            ArtifactMismatch: it was loaded without `recompile=True`.
+        """
         text = (
             f"{title} is not in {self._file}: other sizes, dtypes, strides, training or inference than were called "
             "before it was saved, or another program"

@@ -78,6 +78,7 @@ class Examiner:
 
     @property
     def active(self) -> bool:
+        """Whether graphs are held to eager, or failures written as reproducers."""
         return self.verify or self.folder is not None
 
     def hold(self, program: Program, run: Run, title: str) -> None:

@@ -165,6 +165,7 @@ def tangent(root: torch.Tensor) -> torch.Tensor:
 
 
 def copied(value: object, wide: bool = False) -> Any:
+    """A detached copy that needs a gradient where the tensor does, `wide`: in float64; others as they are."""
     if not isinstance(value, torch.Tensor):
         return value
     copy = value.detach().clone()

@@ -112,6 +112,7 @@ class Fault:
 
     @property
     def stage(self) -> Stage:
+        """The stage that computes something else than eager, or fails."""
         return self.finding.stage
 
     def __str__(self) -> str:

@@ -109,6 +109,7 @@ def ambient_blocks() -> list[str]:
 
 
 def file_name(fault: Fault) -> str:
+    """The name of a reproducer's file: its stage and the operator at fault."""
     operator = re.sub(r"\W+", "_", fault.operator or "program").strip("_")
     return f"minified_{fault.stage}_{operator}.py"
 

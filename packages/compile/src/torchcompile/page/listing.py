@@ -51,6 +51,7 @@ class Listing:
 
     @property
     def name(self) -> str:
+        """The file's name without its folder."""
         return os.path.basename(self.file)
 
     @property

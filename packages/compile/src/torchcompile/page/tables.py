@@ -34,6 +34,7 @@ class PartRow:
 
     @property
     def lines(self) -> str:
+        """The user's lines that the part computes, each as file and line."""
         return ", ".join(short(frame) for frame in self.part.frames)
 
     @property
@@ -43,6 +44,7 @@ class PartRow:
 
     @property
     def anchor(self) -> str:
+        """The id of the part's place on the page."""
         return f"part-{self.label}"
 
 
