@@ -8,6 +8,7 @@ import copy
 import operator
 import re
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
 from torchdynamo.graph.refusals import is_worded_here
-from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined, need_texts
+from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
@@ -535,10 +536,12 @@ class CaptureWorld(PlainWorld):
         made = self.outside.texts.call(fn, args, kwargs)
         if made is not MISSING:
             return made
-        if type(fn) in _OF_C and fn is not print and fn is not setattr and not self._leaves_with(fn):
-            need_texts((args, kwargs))
+        if type(fn) in _OF_C and not any(fn is one for one in _TAKES_TEXTS) and not self._leaves_with(fn):
+            self.outside.floats.need_texts(fn, args, kwargs)
         names = _ASKED_METHODS.get(id(fn))
         if names is not None and args:
+            if isinstance(args[0], RunTimeText):
+                self.outside.floats.need_texts(fn, args[0])
             self.know_methods(args[0], *names)
         if fn is len and len(args) == 1 and type(args[0]) is GrowingList:
             return self.outside.length_of(args[0])
@@ -633,15 +636,16 @@ class CaptureWorld(PlainWorld):
 
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not _keeps_texts(fn):
-            need_texts((args, kwargs))
+            self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
             return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
-        with self._numbers_shown():
+        with self._numbers_shown(), self.outside.floats.looked_at(fn):
             try:
                 made = super().call_leaf(fn, args, kwargs)
             except Exception as error:  # it may be that it takes no symbol: no handler of the program's is to see that
                 if not scalars.holds_any_symbol((args, kwargs)):
                     raise
+                self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
             return _no_method_of_fake(made)
@@ -756,6 +760,7 @@ _SEARCHING_FUNCTIONS: list[object] = [
     operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
     collections._count_elements,  # type: ignore[attr-defined]  # of Counter
 ]  # fmt: skip
+_TAKES_TEXTS: list[object] = [print, setattr, warnings.warn]  # by rules that know what is made at each call
 _QUESTIONS_OF_TYPE: list[object] = [isinstance, issubclass, callable, id]
 # A list: the functions asked for may not be hashable. The class of an OSError depends on the number.
 _NEED_NUMBERS: list[object] = [str, repr, ascii, format, hash, OSError]

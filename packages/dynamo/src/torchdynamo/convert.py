@@ -312,6 +312,9 @@ def _capture(
                     continue
                 if broke.uninitialized and not state.lazy:
                     return state.makes_parameters(broke.graph_break)
+                if broke.graph_break.reason == "float_of_each_call" and (state.options.fullgraph or broke.is_error):
+                    state.guards_floats, told = True, told.to_the_end()
+                    continue
                 told = _stopping(state, broke, depth, told)
                 if not told.stop_at:
                     assert told.reason is not None

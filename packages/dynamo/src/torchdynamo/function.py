@@ -139,6 +139,7 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols; texts and lists read as a whole
     plain_texts: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where texts of numbers are looked at
+    guards_floats: bool = False  # that C code needs, since no graph can end at its call
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
     asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
@@ -305,6 +306,7 @@ class Function:
             unread=frozenset(self.unread),
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
+            guards_floats=self.guards_floats,
         )
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:

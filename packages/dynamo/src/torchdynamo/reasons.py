@@ -55,6 +55,13 @@ _TABLE = (
         "use a Python or torch function, or mark it with torchdynamo.allow_in_graph if it works on tensors alone",
     ),
     Reason(
+        "float_of_each_call",
+        "C code needs the value of a float that is another one at each call (json.dumps, decimal.Decimal): it is given"
+        " the value behind the graph",
+        "format the number (an f-string, %, str, round), which needs no break, or do this outside of the compiled"
+        " function",
+    ),
+    Reason(
         "operator_without_meta",
         "the operator has no shape rule for tensors without data",
         "register a fake implementation for the operator",

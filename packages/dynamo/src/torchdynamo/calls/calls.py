@@ -411,7 +411,10 @@ class Calls:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
         if fn in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], FakeTensor):
             return getattr(args[0], f"__{fn.__name__}__")()  # C would not take a symbol from it
-        return MISSING if kwargs else scalars.call(fn, args)
+        if kwargs:
+            return MISSING
+        with self.outside.floats.looked_at(fn):
+            return scalars.call(fn, args)
 
     def _assert_number(self, fn: object, args: Args, kwargs: Kwargs) -> Any:
         """`torch._check` of what is known only when the program runs: the graph takes it for granted."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import effects_so_far
-from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time, need_texts
+from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER
 from torchdynamo.interpreter.protocol import MISSING, Args, Callee, InterpreterApi, Kwargs, Rule, World
@@ -144,16 +144,20 @@ class Emissions:
         if given.keys() - {"message", "category", "stacklevel"}:
             raise BreakGraph("c_function", f"warnings.warn({', '.join(given)})")
         message, category = given.get("message"), given.get("category") or UserWarning
-        need_texts(message)
+        later = message if isinstance(message, RunTimeText) else None
+        if later is not None and later.native is not str:
+            later.need()
         category = type(message) if isinstance(message, Warning) else category
         refused = not isinstance(category, type) or not issubclass(category, Warning)
-        if "message" not in given or refused or not isinstance(message, (str, Warning)):
+        if "message" not in given or refused or not isinstance(message, (str, Warning, RunTimeText)):
             fn(*args, **kwargs)  # says what is wrong
             return
         where = self._place(int(given.get("stacklevel", 1)), ())
         known = where if isinstance(where, Place) else caller(where, ())
-        question = (str(message), category, _module_name(known), known.line)
+        question = (None if later is not None else str(message), category, _module_name(known), known.line)
         if is_error(*question) if self._open else self.outside.ambient(is_error, question):
+            if later is not None:
+                later.need()
             raise message if isinstance(message, Warning) else category(message)
         self._collected()
         self.do(functools.partial(_warn_at, where), (message, category))
@@ -297,12 +301,14 @@ def _module_name(place: Place) -> str:
     return str(place.namespace.get("__name__", "<string>"))
 
 
-def is_error(text: str, category: type[Warning], module: str, line: int) -> bool:
-    """Whether the filters of warnings make an exception of this one."""
+def is_error(text: str | None, category: type[Warning], module: str, line: int) -> bool:
+    """Whether the filters of warnings make an exception of this one; of a text that is not known yet (None), whether
+    there is one that may."""
     for action, message, kind, where, at in warnings.filters:
         if at not in (0, line) or not issubclass(category, kind):
             continue
-        if _fits(message, text) and _fits(where, module):
+        may_fit = message is None or action == "error" if text is None else _fits(message, text)
+        if may_fit and _fits(where, module):
             return action == "error"
     return bool(warnings.defaultaction == "error")  # type: ignore[attr-defined]
 

@@ -89,7 +89,7 @@ def looks_at_callers(function: object) -> bool:
     """Whether a function finds out from which line it is called: those of loggers, and of warnings."""
     function = getattr(function, "__func__", function)
     module = getattr(function, "__module__", None)
-    return module in ("logging", "warnings", "inspect", "traceback") or function is sys._getframe
+    return module in ("logging", "warnings", "_warnings", "inspect", "traceback") or function is sys._getframe
 
 
 # C code that depends on its arguments alone (and on what they hold), by the module of the function or type.

@@ -9,6 +9,7 @@ is made there as any other: its numbers are guarded, or the graph ends before th
 
 from __future__ import annotations
 
+import decimal
 import re
 import string
 import types
@@ -87,7 +88,23 @@ class RunTimeFloat(RunTimeText):
     native = float
 
 
-MADE_AT_EACH_CALL = frozenset({RunTimeText, RunTimeFloat})
+class RunTimeBytes(RunTimeText):
+    """Bytes of the outside, of each call, such as `struct.pack` gives behind a break."""
+
+    __slots__ = ()
+    native = bytes
+
+
+class RunTimeDecimal(RunTimeText):
+    """A decimal number of the outside, of each call."""
+
+    __slots__ = ()
+    native = decimal.Decimal
+
+
+# Constants of the outside that programs hand on as they are, by their type: those that changed need not be looked at.
+HANDED_ON: dict[type, type[RunTimeText]] = {kind.native: kind for kind in (RunTimeText, RunTimeBytes, RunTimeDecimal)}
+MADE_AT_EACH_CALL = frozenset({RunTimeFloat, *HANDED_ON.values()})
 
 
 def is_run_time(value: object) -> bool:
@@ -100,17 +117,11 @@ _RUN_TIME = frozenset({*MADE_AT_EACH_CALL, torch.SymInt, torch.SymFloat})
 
 def holds_run_time(value: object) -> bool:
     """The same of anything in tuples, lists and dicts."""
-    return any(is_run_time(part) for part in _parts(value))
+    return any(is_run_time(part) for part in parts_of(value))
 
 
-def need_texts(value: object) -> None:
-    """C code looks at a value, and at all that is in its tuples, lists and dicts."""
-    for part in _parts(value):
-        if isinstance(part, RunTimeText):
-            part.need()
-
-
-def _parts(value: Any) -> Iterator[object]:
+def parts_of(value: Any) -> Iterator[object]:
+    """A value, or whatever is in its tuples, lists and dicts."""
     todo, seen = [value], set()
     while todo:
         value = todo.pop()
@@ -156,11 +167,11 @@ class RunTimeTexts:
         kind = RunTimeFloat if type(sample) is float else RunTimeText
         return kind(function, args, origins, sample)
 
-    def given(self, text: str, source: Source) -> RunTimeText:
-        """A text of the outside, of each call."""
+    def given(self, text: object, source: Source) -> RunTimeText:
+        """A text of the outside, of each call, or another constant that is handed on."""
         origins = Origins(sources=frozenset({source}))
         self.made |= origins
-        return RunTimeText(str, (), origins, text, source)
+        return HANDED_ON[type(text)](type(text), (), origins, text, source)
 
     def format(self, value: object, spec: object) -> Any:
         if type(value) is RunTimeText and spec == "":
@@ -277,7 +288,7 @@ def _sample(arg: object) -> Any:
     return 1.5 if type(arg) is torch.SymFloat else 1 if type(arg) is torch.SymInt else arg
 
 
-_PARTS = frozenset({int, float, bool, str, type(None), _Names, *_RUN_TIME})
+_PARTS = frozenset({int, float, bool, str, type(None), _Names, RunTimeText, RunTimeFloat, torch.SymInt, torch.SymFloat})
 _CONVERSIONS: dict[str, Callable[..., str]] = {"str": str, "repr": repr, "ascii": ascii}
 _CONVERSION = re.compile(r"%(?:\(\w*\))?[#0\- +]*\d*(?:\.\d*)?[hlL]?(.)", re.DOTALL)
 _MOST_DIGITS = 300

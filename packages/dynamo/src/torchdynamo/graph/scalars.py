@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar
 
@@ -67,6 +68,9 @@ def attribute(number: torch.SymInt | torch.SymFloat | torch.SymBool, name: str) 
         return getattr(kind(), name)
     if not hasattr(kind, name):
         raise missing_attribute(number, name, kind)
+    method = getattr(kind, name)
+    if kind is float and isinstance(method, types.MethodDescriptorType):
+        return types.MethodType(method, number)  # its call asks for the value
     return kind if name == "__class__" else getattr(concrete(number), name)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.guards.shape_program import same_constant
 from torchdynamo.schemas import Guard, GuardKind
 from torchdynamo.sources import Scope, Source, TensorSize, resolve
@@ -33,7 +34,7 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
-            alike = type(value) is type(guard.payload) and type(value) in (tuple, str)
+            alike = type(value) is type(guard.payload) and type(value) in (tuple, *HANDED_ON)
             if (numbers or alike) and not same_constant(value, guard.payload):
                 found.add(guard.source)
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):

@@ -30,7 +30,7 @@ from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
 from torchdynamo.arrays.values import Array, fits_tensor
 from torchdynamo.graph import numpy_values
-from torchdynamo.graph.run_time_texts import RunTimeText
+from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, hidden_method, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
@@ -99,7 +99,7 @@ class TensorInputs(Protocol):
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def array_input(self, array: object, source: Source) -> Array: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
-    def text(self, value: str, source: Source) -> str | RunTimeText: ...
+    def text(self, value: object, source: Source) -> object: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
     def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
@@ -168,7 +168,7 @@ class Externals:
         kind = type(value)
         if kind is int or kind is float:
             return self.inputs.number(value, source)
-        if kind is str:
+        if kind in HANDED_ON:
             return self.inputs.text(value, source)
         if kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES):
             self.guard(source, GuardKind.EQUALS, value)

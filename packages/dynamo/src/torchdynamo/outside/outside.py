@@ -18,6 +18,7 @@ from primtorch.wrappers import whole_of
 from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
+from torchdynamo.graph.floats_for_c import FloatsForC
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.run_time_texts import RunTimeText, RunTimeTexts
 from torchdynamo.graph.scalars import SYMBOLIC
@@ -94,6 +95,7 @@ class Outside:
         self.torch_names = TorchNames(self.externals)
         self.texts = RunTimeTexts(user_frames, dynamic.plain_texts)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
+        self.floats = FloatsForC(self.shape_env, dynamic.guards_floats, lambda: bool(self.recorder.regions.open))
         self.arrays = ArrayWorld(self.recorder, self.externals.arrays, self.adopt, self.ambient)
         self.symbol_sources: dict[str, Source] = {}
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
@@ -218,12 +220,13 @@ class Outside:
         """Whether the program asked for the length of the growing list at the source."""
         return Reading(source, length_of) in self._numbers
 
-    def text(self, value: str, source: Source) -> str | RunTimeText:
-        """A text of the outside: itself, guarded, or one of each call when it changed between calls."""
+    def text(self, value: object, source: Source) -> object:
+        """A text of the outside, bytes, a decimal number: itself, guarded, or one of each call when it changed between
+        calls."""
         if not self.dynamic.text(source):
             self.externals.guard(source, GuardKind.EQUALS, value)
             return value
-        self.externals.guard(source, GuardKind.TYPE, str)
+        self.externals.guard(source, GuardKind.TYPE, type(value))
         return self.texts.given(value, source)
 
     def changes(self, source: Source) -> bool:
