@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import decimal
 import dis
 import faulthandler
 import importlib
@@ -137,6 +138,13 @@ def calls_c(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
     faulthandler.is_enabled()  # here
     return y * 2
+
+
+@case("float_of_each_call", whole="tensor_to_number")
+def asks_for_an_exact_number(x: torch.Tensor) -> tuple[decimal.Decimal, torch.Tensor]:
+    y = x + 1
+    exact = decimal.Decimal(y.sum().item())  # here
+    return exact, y * 2
 
 
 @case("generator")

@@ -104,7 +104,7 @@ class RunTimeDecimal(RunTimeText):
 
 # Constants of the outside that programs hand on as they are, by their type: those that changed need not be looked at.
 HANDED_ON: dict[type, type[RunTimeText]] = {kind.native: kind for kind in (RunTimeText, RunTimeBytes, RunTimeDecimal)}
-MADE_AT_EACH_CALL = frozenset({RunTimeFloat, *HANDED_ON.values()})
+MADE_AT_EACH_CALL: frozenset[type[RunTimeText]] = frozenset({RunTimeFloat, *HANDED_ON.values()})
 
 
 def is_run_time(value: object) -> bool:
