@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "aotautograd": (
-        ("schemas", "history", "draws", "eager_errors", "symbolic_numbers", "max_flow"),
+        ("schemas", "history", "draws", "eager_errors", "symbolic_numbers", "max_flow", "differentiable"),
         ("errors", "replay", "present_views", "outlines"),
         ("inputs", "overlap"),
         ("gradients", "layouts"),

@@ -180,3 +180,61 @@ def test_a_history_that_is_not_the_operators_is_refused(name: str, backend: str)
     with pytest.raises(DoubleBackwardUnavailable, match="history") as caught:
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
     assert __file__ in str(caught.value)
+
+
+def rotated_row(x: torch.Tensor) -> torch.Tensor:
+    y = torch.complex(x, x.sin())
+    y[:, 1] *= 1j * x[:, -2]
+    return torch.abs(y)
+
+
+# Their first derivatives have operators that autograd cannot pass, or not with all of their history.
+OTHER_OPERATORS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "group norm": lambda: nn.GroupNorm(2, 4),
+    "group norm without weights": lambda: nn.GroupNorm(2, 4, affine=False),
+    "group norm of constants": lambda: nn.GroupNorm(4, 4).requires_grad_(False),
+    "group norm by its weight": lambda: lambda x: F.group_norm(torch.arange(24).reshape(3, 4, 2).sin(), 2, x[0, :, 0]),
+    "instance norm": lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+    "gru": lambda: lambda x, gru=nn.GRU(5, 3): gru(x)[0],  # type: ignore[misc]
+    "circular": lambda: nn.CircularPad1d(2),
+    "written": lambda: lambda x: torch.zeros(3, 4, 5).copy_(x[:, :1]).mul_(x),
+    "logit": lambda: lambda x: x.sigmoid().logit(),
+    "logit within": lambda: lambda x: x.sigmoid().logit(0.3),
+    "softsign": nn.Softsign,
+    "norm": lambda: lambda x: F.normalize(x, 1.0, 1),
+    "irfft": lambda: lambda x: torch.fft.irfft(torch.complex(x, x.cos())),
+    "a row is written": lambda: rotated_row,
+    "channels": lambda: nn.Dropout1d(0.5),
+    "det": lambda: lambda x: torch.linalg.det(x[..., :4]),
+    "det of columns": lambda: lambda x: torch.linalg.det(x[..., :4].mT.contiguous().mT),
+    "slogdet": lambda: lambda x: torch.linalg.slogdet(x[..., :4].contiguous()).logabsdet,
+    "solve": lambda: lambda x: torch.linalg.solve(x[..., :4].contiguous(), x),
+    "solve complex": lambda: lambda x: torch.linalg.solve(torch.complex(x, x.sin())[..., :4], x + 0j, left=True).abs(),
+}  # fmt: skip
+
+
+def two_derivatives(call: Callable[..., Any], given: list[torch.Tensor], seed: int) -> list[torch.Tensor | None]:
+    torch.manual_seed(seed)
+    slopes = torch.autograd.grad(call(given[0]).tanh().square().sum(), given, create_graph=True)
+    penalty = torch.stack([g.sin().sum() for g in slopes if g.requires_grad]).sum()
+    return [*slopes, *torch.autograd.grad(penalty, given, allow_unused=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "dynamic"),
+    [
+        *((name, "aot_eager", dynamic) for name in OTHER_OPERATORS for dynamic in (False, True)),
+        *((name, "inductor", False) for name in ("group norm", "gru", "logit", "solve")),
+    ],
+)
+def test_operators_for_which_autograd_takes_others(name: str, backend: str, dynamic: bool) -> None:
+    seed = random.randrange(1 << 30)
+    torch.manual_seed(seed)
+    call = OTHER_OPERATORS[name]()
+    weights = list(call.parameters()) if isinstance(call, nn.Module) else []
+    given = [torch.randn(3, 4, 5).requires_grad_(), *(p for p in weights if p.requires_grad)]
+    compiled = torchcompile.compile(call, backend=backend, dynamic=dynamic)
+    found, expected = two_derivatives(compiled, given, seed), two_derivatives(call, given, seed)
+    for a, b in zip(found, expected, strict=True):
+        a, b = (torch.zeros(()) if t is None else t for t in (a, b))
+        torch.testing.assert_close(a.expand_as(b), b, rtol=1e-7, atol=1e-9, msg=lambda m: f"seed {seed}: {m}")

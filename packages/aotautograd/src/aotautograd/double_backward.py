@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
+from aotautograd import differentiable
 from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
@@ -308,23 +309,6 @@ def _present(node: fx.Node | None) -> fx.Node | None:
     return node
 
 
-def _silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    sigmoid = x.sigmoid()
-    return grad * sigmoid * (1 + x * (1 - sigmoid))
-
-
-def _mish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    sigmoid, tanh = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
-    return grad * (tanh + x * sigmoid * (1 - tanh * tanh))
-
-
-# Derivatives that have none of their own: in grad mode autograd takes other operators for them.
-_DIFFERENTIABLE: dict[object, Callable[..., torch.Tensor]] = {
-    aten.silu_backward.default: _silu_backward,
-    aten.mish_backward.default: _mish_backward,
-}
-
-
 def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dict[Argument, fx.Node]) -> None:
     source = node.args[0] if node.target is operator.getitem else None
     if source in masks:  # the value of a dropout whose mask is known
@@ -343,14 +327,19 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
         env[node] = env[result.call]
         for place in result.path:
             env[node] = graph.call_function(operator.getitem, (env[node], place))
-    elif node.target in _DIFFERENTIABLE:
-        env[node] = graph.call_function(_DIFFERENTIABLE[node.target], fx.map_arg(node.args, env.__getitem__))
+    elif node.target in differentiable.OPERATORS:
+        env[node] = graph.call_function(
+            differentiable.OPERATORS[node.target],
+            fx.map_arg(node.args, env.__getitem__),
+            fx.map_arg(node.kwargs, env.__getitem__),
+        )
+    elif (factors := differentiable.factors(node)) is not None:
+        matrix, make = factors
+        env[node] = graph.call_function(make, (env[matrix],))
     elif node.target is aten._native_batch_norm_legit_functional.default:
         # Normalises as it does with running statistics, which have been updated once already; and it has a derivative.
-        x, weight, bias, _, _, training, momentum, eps = fx.map_arg(node.args, env.__getitem__)  # type: ignore[misc]
-        env[node] = graph.call_function(
-            aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, momentum, eps)
-        )
+        read = fx.map_arg((*node.args[:3], *node.args[5:]), env.__getitem__)
+        env[node] = graph.call_function(aten._native_batch_norm_legit.no_stats, read)  # type: ignore[arg-type]
     else:
         env[node] = graph.node_copy(node, env.__getitem__)
         if node.meta.get(HISTORY) is History.NONE:

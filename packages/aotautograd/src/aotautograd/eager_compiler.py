@@ -11,6 +11,8 @@ from torch.fx.graph import _BoxedCodeGen
 from aotautograd.in_place import accumulate_in_place
 from aotautograd.schemas import Compiled
 
+aten = torch.ops.aten
+
 
 class BoxedGraph:
     """Runs a graph on a list of its inputs, which it empties: each value is freed after its last use, and sums are
@@ -22,6 +24,8 @@ class BoxedGraph:
         graph = fx.Graph()
         results = graph.graph_copy(module.graph, {})
         graph.output(results)
+        for zeros in graph.find_nodes(op="call_function", target=aten._efficientzerotensor.default):
+            zeros.target = aten.zeros.default  # which may be written: the others, and products with them, may not
         accumulate_in_place(graph)
         graph.set_codegen(_BoxedCodeGen())
         self.run = fx.GraphModule(module, graph, module.__class__.__name__).forward

@@ -30,7 +30,10 @@ ValuesOf = Callable[[Sequence[fx.Node]], fx.GraphModule]
 
 # Their results depend on the argument's metadata, not on its values.
 _METADATA_ONLY = frozenset(
-    {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like}
+    {
+        *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
+        *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
+    }
 )
 
 
