@@ -37,6 +37,7 @@ from torchdynamo.interpreter.classes import is_python_class, may_change, native_
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.outside import imports, modules
+from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
 from torchdynamo.outside.outside import Outside
@@ -290,6 +291,9 @@ class CaptureWorld(PlainWorld):
                 if value is MISSING:
                     raise AttributeError(descriptor.__name__)
                 return value
+            name = getattr(descriptor, "__name__", "")
+            if isinstance(obj, type) and name in FACTS and isinstance(descriptor, types.GetSetDescriptorType):
+                return self.outside.classes.fact(obj, name, super().descriptor_get(descriptor, obj, cls))
             known = self.outside.externals.lookup(obj)
             if known is not None and isinstance(descriptor, types.GetSetDescriptorType):  # data of a base in C
                 value = super().descriptor_get(descriptor, known.original, cls)

@@ -210,6 +210,7 @@ class Calls:
             self.outside.torch_names.of_leaf(fn)
             return self._native(fn, args, kwargs)
         if fn in torch_calls.NATIVE_FUNCTIONS:
+            self.outside.examined(*args)
             return self._native(fn, args, kwargs)
         if fn in OTHER_FORMS:
             self.outside.inline(OTHER_FORMS[fn])

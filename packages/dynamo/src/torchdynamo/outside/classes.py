@@ -10,7 +10,7 @@ from torchdynamo.outside.externals import Externals, is_fixed_module, is_trusted
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind
-from torchdynamo.sources import InstanceAttribute, Source
+from torchdynamo.sources import Attribute, InstanceAttribute, Source
 
 Found = tuple[object, type]
 
@@ -135,6 +135,14 @@ class Classes:
         self.overlays.put(kind, found)
         return types.MappingProxyType(found)
 
+    def fact(self, kind: type, name: str, value: object) -> object:
+        """A class's name, module, text or annotations, which may be assigned to while it is the same class."""
+        if kind in self.made or not may_change(kind) or is_trusted_module(kind.__module__):
+            return value
+        return self.externals.wrap(
+            value, Attribute(self.externals.class_source(kind), name, not may_change(type(kind)))
+        )
+
     def _know(self, kind: type) -> None:
         """A class of the outside that the program changes."""
         if self.externals.lookup(kind) is None:
@@ -146,6 +154,8 @@ def _class_names(kind: type) -> tuple[str, ...]:
 
 
 _CLASS_DICT = type.__dict__["__dict__"].__get__
+# What a class says of itself, and may be assigned to.
+FACTS = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__annotations__"})
 _FUNCTION_HOLDERS = (property, classmethod, staticmethod)
 _DESCRIPTORS = (
     property, classmethod, staticmethod, types.GetSetDescriptorType, types.MemberDescriptorType,

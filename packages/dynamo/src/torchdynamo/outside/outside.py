@@ -476,6 +476,8 @@ class Outside:
 
     def leaf_get(self, obj: object, name: str) -> object:
         """An attribute of an object of a C type."""
+        if isinstance(obj, types.MethodType) and isinstance(obj.__func__, types.FunctionType) and _passes_on(name):
+            return self.leaf_get(obj.__func__, name)
         known = self.externals.lookup(obj)
         written = self.overlays.read(obj, name)
         if written is DELETED:
@@ -491,14 +493,22 @@ class Outside:
             if own_dict(obj) is not None and not hasattr(type(obj), name):
                 self.instance_get(obj, name)  # guards that it is not there
         value = getattr(obj, name)
-        if known is None or isinstance(obj, torch.Tensor) or callable(value):
+        if known is None or isinstance(obj, torch.Tensor) or (callable(value) and _is_own_method(obj, value)):
             return value
-        if isinstance(obj, types.FunctionType) and name in ("__dict__", "__annotations__", "__globals__"):
-            return value
+        if isinstance(obj, types.FunctionType):
+            return self._part_of_function(obj, known, name, value)
         if name in _FIXED_ATTRIBUTES and (isinstance(known.source, Pinned) or not isinstance(value, str)):
             return value
         native = not may_change(type(obj))
         return self.externals.wrap(value, Attribute(known.source, name, native))
+
+    def _part_of_function(self, fn: types.FunctionType, known: External, name: str, value: object) -> object:
+        """A function's name, annotations, code and `__dict__` may be others while it is the same object."""
+        if name == "__closure__" or is_trusted_module(fn.__module__ or ""):
+            return value
+        if name == "__dict__":
+            return self.instance_dict(fn)
+        return self.externals.wrap(value, Attribute(known.source, name, native=True))
 
     def leaf_set(self, obj: object, name: str, value: object) -> None:
         """Assignment to an attribute of an object of a C type: kept aside when it would end in its `__dict__`.
@@ -553,6 +563,17 @@ class Outside:
             source = Attribute(known.source, "__kwdefaults__", native=True)
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords
+
+    def examined(self, *functions: object) -> None:
+        """Python's library is asked about functions: whatever may be assigned to on them has to be as it is."""
+        for function in functions:
+            while isinstance(function := getattr(function, "__func__", function), types.FunctionType):
+                if self.externals.lookup(function) is None or is_trusted_module(function.__module__ or ""):
+                    break
+                self.inline(function)
+                self.function_defaults(function)
+                self.leaf_get(function, "__annotations__")
+                function = self.instance_dict(function).get("__wrapped__")
 
     def guard_distinct(self, a: object, b: object) -> None:
         """The program asked whether two objects are the same, and they are not."""
@@ -725,6 +746,17 @@ _UNROLLED_ROUNDS = 2
 # How exceptions in C show themselves that have nothing to show but their arguments.
 _OF_THE_CLASS = frozenset({"__class__", "__doc__", "__module__"})
 _TEXTS_OF_ARGUMENTS: tuple[object, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
+
+
+def _is_own_method(obj: object, value: object) -> bool:
+    """Whether a callable attribute of an object of a C type comes with its class, and is not held by it."""
+    owner = getattr(value, "__self__", MISSING)
+    return owner is obj or isinstance(owner, type) or value is type(obj)
+
+
+def _passes_on(name: str) -> bool:
+    """Whether a method asks its function for an attribute."""
+    return name == "__doc__" or not any(name in vars(klass) for klass in types.MethodType.__mro__)
 
 
 # Attributes that cannot change while the object is the same.
