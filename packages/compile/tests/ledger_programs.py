@@ -450,6 +450,23 @@ def compiled_twice(x: torch.Tensor, text: str) -> torch.Tensor:  # here
     return x + ord(text)
 
 
+def _differentiated_twice(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    x = arguments[0].clone().requires_grad_()
+    (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)
+
+
+@case(
+    "made_for_other_sizes",
+    backend="aot_eager",
+    calls=((torch.randn(4, 5),), (torch.randn(6, 5),)),
+    dynamic=True,
+    run=_differentiated_twice,
+)
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(x, None, None, training=True).tanh()
+
+
 def _transformed(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     return torch.func.grad(compiled)(*arguments)  # here
 

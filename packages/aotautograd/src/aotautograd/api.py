@@ -21,7 +21,7 @@ from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import lower_joint, lowered_values
 from aotautograd.missing_tangents import BackwardVariants, tangents_behind
 from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
-from aotautograd.outlines import bound, environment_of, outline_of, partition_of, spelt
+from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of, spelt
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -263,7 +263,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
             source, joint, parts = _traced(program, example_values(program), compilers)  # no tensor of a caller is held
             assert parts is not None
             made = _behind(source, joint, parts, compilers)
-        if outline_of(joint, parts, made.reads) != outline:
+        if not agree(outline_of(joint, parts, made.reads), outline, env):
             raise TracedOtherwise
         return made
 

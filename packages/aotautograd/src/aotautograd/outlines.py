@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from aotautograd.schemas import (
     BackwardOutline,
@@ -23,7 +24,7 @@ from aotautograd.schemas import (
     ViewStep,
 )
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, shape_env_of
+from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, shape_env_of, symbol
 
 RecordT = TypeVar("RecordT")
 # Records in which symbolic numbers stand.
@@ -89,12 +90,28 @@ def _placeholder(graph: fx.Graph, name: str, value: Example, env: ShapeEnv | Non
 
 
 def environment_of(program: fx.GraphModule) -> ShapeEnv | None:
-    """That of the symbols that a captured graph takes."""
-    for node in program.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            return shape_env_of(value)
+    """That of the symbols in a captured graph: of the numbers that it takes, and of sizes that depend on data."""
+    for node in program.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            sizes = value.shape if isinstance(value, (torch.Tensor, TensorSpec)) else (value,)
+            for size in sizes:
+                if isinstance(size, (torch.SymInt, torch.SymFloat)):
+                    return shape_env_of(size)
     return None
+
+
+def agree(made: Outline | None, kept: Outline, env: ShapeEnv | None) -> bool:
+    """Whether an outline says what another one said, by what is known of the sizes: a trace learns that some are equal,
+    and the next one has one name for them."""
+    return made is not None and _settled(made, env) == _settled(kept, env)
+
+
+def _settled(outline: Outline, env: ShapeEnv | None) -> Outline:
+    if env is None:
+        return outline
+    found: Outline = _through(outline, lambda value: env.simplify(value) if isinstance(value, IntExpr) else value)
+    places = ((str(env.simplify(symbol(name))), place, dim) for name, place, dim in found.metadata.symbol_places)
+    return dataclasses.replace(found, metadata=dataclasses.replace(found.metadata, symbol_places=tuple(places)))
 
 
 def spelt(record: RecordT) -> RecordT:
