@@ -166,6 +166,32 @@ def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
     assert work.of(lambda: use((1,), second=True))[0] >= 1
 
 
+@pytest.mark.parametrize("name", ["sizes turn out equal", "a size of data alone"])
+def test_sizes_are_told_apart_as_they_were(name: str, cache: Path, work: Work) -> None:
+    """Found again, and traced for the gradients of some inputs alone, which were not compiled."""
+    place = torch.tensor([[0, 1], [1, 0], [2, 2]])
+    programs: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+        "sizes turn out equal": (
+            lambda x, src: x.scatter(1, place, src), (torch.rand(3, 5).double(), torch.rand(3, 2).double())
+        ),
+        "a size of data alone": (
+            lambda x, y: (x * y).masked_select(x > 0), (torch.tensor(2.0).double(), torch.tensor(3.0).double())
+        ),
+    }  # fmt: skip
+    program, tensors = programs[name]
+
+    def use(second: bool) -> None:
+        found = []
+        for run in (torchcompile.compile(program, dynamic=True, options={"strict": True}), program):
+            given = [tensor.clone().requires_grad_() for tensor in tensors]
+            gradients = torch.autograd.grad(run(*given).square().sum(), given, create_graph=second)
+            found.append(torch.autograd.grad(gradients[0].square().sum(), given[0]) if second else gradients)
+        torch.testing.assert_close(*found)
+
+    for second in (False, False, True):
+        work.of(lambda second=second: use(second))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     "change",
     [
