@@ -203,10 +203,11 @@ def _gradient_sets(metadata: ProgramMetadata, turns: Sequence[tuple[int, int]]) 
         members[tangents][turns[place] if turns else (0, 0)].append(place)
     if not turns and members.keys() == {(0,)} and len(metadata.tangents) == 1:
         return None
-    parts = sorted(
-        (turn, tangents, tuple(m)) for tangents, parts in members.items() if tangents for turn, m in parts.items()
-    )
-    nodes = _in_pairs(parts)[::-1]
+    parts: list[_Part] = [
+        (turn, tangents, tuple(places)) for tangents, m in members.items() if tangents for turn, places in m.items()
+    ]
+    parts.sort(key=lambda part: part[0], reverse=True)  # the sets of one turn stay as they come
+    nodes = _in_pairs(parts[::-1])[::-1]
     ahead: dict[tuple[int, ...], int] = {}  # the set of the same tangents that comes before
     found: list[GradientSet] = []
     for place in range(len(nodes) - 1, -1, -1):
