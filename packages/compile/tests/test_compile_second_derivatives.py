@@ -238,3 +238,19 @@ def test_operators_for_which_autograd_takes_others(name: str, backend: str, dyna
     for a, b in zip(found, expected, strict=True):
         a, b = (torch.zeros(()) if t is None else t for t in (a, b))
         torch.testing.assert_close(a.expand_as(b), b, rtol=1e-7, atol=1e-9, msg=lambda m: f"seed {seed}: {m}")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_part_of_a_sum_that_is_laid_out_as_the_sum_has_derivatives(dynamic: bool) -> None:
+    """Third derivatives of a recurrent net, in whose second ones parts of sums have no tangent."""
+    seed = random.randrange(1 << 30)
+    torch.manual_seed(seed)
+    net, x = nn.GRU(5, 3), torch.randn(3, 4, 5).requires_grad_()
+
+    def third(call: Callable[..., Any]) -> torch.Tensor:
+        (slope,) = torch.autograd.grad(call(x)[0].tanh().square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), x)[0]
+
+    found = third(torchcompile.compile(net, backend="aot_eager", dynamic=dynamic))
+    torch.testing.assert_close(found, third(net), rtol=1e-7, atol=1e-9, msg=lambda m: f"seed {seed}: {m}")

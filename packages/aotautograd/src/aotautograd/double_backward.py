@@ -206,6 +206,9 @@ def gradient_program(
     names = [*(n.name for n in tangents), *outside]
     missing = (*missing, *range(len(tangents), len(names)))
     variant = without_tangents(module, names, missing, joint.metadata.made_gradients)
+    for node in variant.module.graph.nodes:  # those that stand for a sum without its missing parts among them
+        node.target = differentiable.OPERATORS.get(node.target, node.target)
+    variant.module.recompile()
     used = {n.name for n in variant.module.graph.nodes if n.op == "placeholder" and n.users}
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
     return GradientProgram(
@@ -327,12 +330,6 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
         env[node] = env[result.call]
         for place in result.path:
             env[node] = graph.call_function(operator.getitem, (env[node], place))
-    elif node.target in differentiable.OPERATORS:
-        env[node] = graph.call_function(
-            differentiable.OPERATORS[node.target],
-            fx.map_arg(node.args, env.__getitem__),
-            fx.map_arg(node.kwargs, env.__getitem__),
-        )
     elif (factors := differentiable.factors(node)) is not None:
         matrix, make = factors
         env[node] = graph.call_function(make, (env[matrix],))
