@@ -1,6 +1,7 @@
 #include "saved.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -21,6 +22,16 @@ bool is_made_by(const c10::TensorImpl* tensor, c10::ArrayRef<NodePtr> nodes) {
   return std::find(nodes.begin(), nodes.end(), meta->grad_fn_) != nodes.end();
 }
 
+// What a hook gives back in the strides that the backward was compiled for: one that offloads may well close gaps, or
+// give rows. Those of dims of size one do not count, and a tensor of another size is not ours to judge.
+at::Tensor laid_out(at::Tensor given, const SavedTensors::Layout& kept) {
+  if (given.layout() != at::kStrided || given.unsafeGetTensorImpl()->is_python_dispatch()) return given;
+  if (given.sizes() != c10::IntArrayRef(kept.sizes) || given.numel() == 0) return given;
+  bool same = true;
+  for (size_t i = 0; i < kept.sizes.size(); i++) same &= kept.sizes[i] == 1 || given.strides()[i] == kept.strides[i];
+  return same ? given : at::empty_strided(kept.sizes, kept.strides, given.options()).copy_(given);
+}
+
 }  // namespace
 
 void SavedTensors::save(PyObject* const* tensors, size_t count, c10::ArrayRef<NodePtr> makers) {
@@ -28,9 +39,13 @@ void SavedTensors::save(PyObject* const* tensors, size_t count, c10::ArrayRef<No
   released_.assign(count, false);
   if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
     hooked_.reserve(count);
+    layouts_.resize(count);
     for (size_t i = 0; i < count; i++) {
       const at::Tensor& tensor = THPVariable_Unpack(tensors[i]);
       const bool is_output = is_made_by(tensor.unsafeGetTensorImpl(), makers);
+      if (tensor.layout() == at::kStrided && !tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
+        layouts_[i] = {tensor.sizes().vec(), tensor.strides().vec()};
+      }
       hooked_.emplace_back(is_output ? tensor.tensor_data() : tensor, false);
     }
     return;
@@ -57,7 +72,7 @@ void SavedTensors::unpack(const std::vector<size_t>& places, PyObject* list, siz
       check_version(i);
       tensor = Py_NewRef(tensors_[i].ptr());
     } else {
-      tensor = THPVariable_Wrap(hooked_[i].unpack(reader->getptr()));
+      tensor = THPVariable_Wrap(laid_out(hooked_[i].unpack(reader->getptr()), layouts_[i]));
     }
     PyList_SET_ITEM(list, static_cast<Py_ssize_t>(place++), tensor);
   }

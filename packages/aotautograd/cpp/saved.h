@@ -22,6 +22,10 @@ using NodePtr = decltype(std::declval<torch::autograd::Node&>().getptr());
 // The GIL protects it.
 class SavedTensors {
  public:
+  struct Layout {
+    std::vector<int64_t> sizes, strides;
+  };
+
   SavedTensors() = default;
   // The nodes `makers` made some of them: those must not hold them.
   void save(PyObject* const* tensors, size_t count, c10::ArrayRef<NodePtr> makers);
@@ -41,6 +45,7 @@ class SavedTensors {
   std::vector<py::object> tensors_;
   std::vector<uint32_t> versions_;
   std::vector<torch::autograd::SavedVariable> hooked_;
+  std::vector<Layout> layouts_;  // of what went through the hooks
 };
 
 }  // namespace aotautograd

@@ -220,6 +220,34 @@ def test_hooks_that_offload() -> None:
     )
 
 
+def test_hooks_that_give_back_another_layout() -> None:
+    """The backward was compiled for the strides that the forward gave: columns here."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).t().sin().exp()
+
+    def rows(t: torch.Tensor) -> torch.Tensor:
+        return t.t().contiguous().t() if t.dim() == 2 else t
+
+    inputs = leaf(5, 7), leaf(7, 4)
+    expected = torch.autograd.grad(program(*inputs).sum(), inputs)
+    with saved_tensors_hooks(lambda t: t, rows):
+        out = aot_function(program, fw_compiler=held_to_layouts)(*inputs)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), expected)
+
+
+def held_to_layouts(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    """Runs a graph on what lies as the graph says."""
+    strides = [n.meta["val"].stride() for n in module.graph.nodes if n.op == "placeholder"]
+
+    class Held(type(run_graph(module, inputs))):  # type: ignore[misc]
+        def __call__(self, given: list[torch.Tensor]) -> Any:
+            assert [t.stride() for t in given] == strides
+            return super().__call__(given)
+
+    return Held(module)
+
+
 def test_an_output_that_is_saved_goes_through_the_hooks(no_collector: None) -> None:
     f = aot_function(lambda x: x.tanh(), fw_compiler=run_graph)
     x = leaf(3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,11 @@ from aotautograd.higher_order import TracedCalls
 from aotautograd.history import freed_behind
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Program, Rebased
+from aotautograd.partitioners import is_backward, is_tensor
 from aotautograd.present_views import PresentViews
+from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata, Values
+from aotautograd.schemas import JointGraph, KeptMemory, ProgramMetadata, Values
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
@@ -114,6 +116,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     results: tuple[fx.Node | None, ...] = ()
     failing: dict[int, RuntimeError] = {}
     totals: dict[int, fx.Node] = {}
+    kept_bytes: int | None = None
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
@@ -155,15 +158,18 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
             refused_behind=_refused_behind(values, bound.fake_mode.shape_env),
             made_gradients=made,
         )
-        metadata = replace(metadata, kept=_kept_memory(recorder.graph, metadata, analysis.values))
+        kept = _kept_memory(recorder.graph)
+        metadata = replace(metadata, kept=_kept_of_caller(kept, recorder.graph, metadata, analysis.values))
+        kept_bytes = _kept_bytes(kept, metadata, analysis.values)
     recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
+    joint = JointGraph(module, metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:
-        return JointGraph(module, metadata, failing=failing, totals=totals)
+        return joint
     guard = guard_graph(module, metadata.num_placeholders, assumed)
-    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing, totals)
+    return replace(joint, metadata=replace(metadata, assumptions=tuple(assumed.values())), guard=guard)
 
 
 def _refused_behind(values: Sequence[torch.Tensor], env: ShapeEnv | None) -> tuple[frozenset[int], ...]:
@@ -174,21 +180,35 @@ def _refused_behind(values: Sequence[torch.Tensor], env: ShapeEnv | None) -> tup
     return tuple(frozenset(i for i, others in enumerate(freed) if nodes & others) for nodes in freed)
 
 
-def _kept_memory(graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[object]) -> KeptMemory:
+def _kept_memory(graph: fx.Graph) -> set[fx.Node]:
     """What autograd kept is what operators of the backward read. It is to be asked before a pass changes the graph: a
     copy of an input that the program made stands for itself here."""
-    read = {
+    return {
         memory_of(source)
         for node in graph.nodes
-        if node.op == "call_function" and node.meta.get(PHASE) == "backward"
+        if node.op == "call_function" and is_backward(node)
         for source in node.all_input_nodes
     }
+
+
+def _kept_of_caller(
+    kept: Set[fx.Node], graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[object]
+) -> KeptMemory:
     placeholders = (n for n in graph.nodes if n.op == "placeholder")
     inputs = {
-        i for i, node in zip(metadata.placeholders, placeholders, strict=False) if node in read and type(i) is int
+        i for i, node in zip(metadata.placeholders, placeholders, strict=False) if node in kept and type(i) is int
     }
-    values = {i for i, v in enumerate(outputs) if isinstance(v, fx.Node) and memory_of(v) in read}
+    values = {i for i, v in enumerate(outputs) if isinstance(v, fx.Node) and memory_of(v) in kept}
     return KeptMemory(frozenset(inputs), frozenset(values))
+
+
+def _kept_bytes(kept: Set[fx.Node], metadata: ProgramMetadata, outputs: Sequence[object]) -> int:
+    """Of what the forward computed, but for what it writes to inputs: that is their memory. Where a value was spread
+    out of less, of that: programs may make masks where they are traced, and do without them in eager."""
+    infos = zip(outputs, metadata.forward_outputs, strict=True)
+    written = {memory_of(v) for v, info in infos if info.kind == "updated_input" and isinstance(v, fx.Node)}
+    computed = (n for n in kept - written if n.op == "call_function" and not is_backward(n) and is_tensor(n))
+    return sum(map(source_bytes, computed))
 
 
 def _has_history(metadata: ProgramMetadata) -> bool:

@@ -227,6 +227,8 @@ class JointGraph:
     failing: Mapping[int, RuntimeError] = field(default_factory=dict)
     # For each tangent to whose result others lead: the node of the sum of it and of what they lead to.
     totals: Mapping[int, torch.fx.Node] = field(default_factory=dict)
+    # What eager's autograd keeps beside inputs; symbolic sizes by their hints. None: nobody has counted.
+    kept_bytes: int | None = None
 
     @property
     def num_forward_outputs(self) -> int:
