@@ -53,11 +53,12 @@ def import_all(checkout: Path) -> None:
 
 
 def texts_of(graph: Any, device: str) -> list[str]:
-    """The kernels of a graph of prims; a head that is common to them is left out."""
+    """The kernels of a graph of prims; a head that is common to them, and Triton's functions' names, are left out."""
     import torchinductor
 
     try:
-        return [text.rpartition("\n@triton.jit\n")[2] for text in torchinductor.generate_source(graph, device).values()]
+        texts = torchinductor.generate_source(graph, device).values()
+        return [re.sub(r"\Adef \w+", "def KERNEL", text.rpartition("\n@triton.jit\n")[2]) for text in texts]
     except torchinductor.InductorError as error:
         return [f"refused: {error}\n"]
 

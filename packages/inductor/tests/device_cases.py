@@ -85,6 +85,41 @@ def statistics(*rows: Tensor) -> tuple[Tensor, ...]:
     return (*sums, (rows[0] - sums[1][:, None]).amax(-1))
 
 
+def positions(places: Tensor, slope: Tensor) -> Tensor:
+    """The gradient of a table of relative positions: its values lie one after another along the sum."""
+    return slope.new_zeros(32, len(slope)).index_put((places,), slope.permute(1, 2, 0), accumulate=True)
+
+
+def positions_from_the_end(places: Tensor, slope: Tensor) -> Tensor:
+    """More rows than are compared with at a time, which are counted from the end, and values that are computed."""
+    return slope.new_ones(100, len(slope)).index_put(
+        (places - 100,), slope.sin().exp().permute(1, 2, 0), accumulate=True
+    )
+
+
+def types(table: Tensor, ids: Tensor) -> Tensor:
+    """An embedding of few rows, one of which is padding."""
+    return F.embedding(ids, table, padding_idx=1)
+
+
+def cells(row: Tensor, column: Tensor, values: Tensor) -> Tensor:
+    """Places of two dims, around one that is kept."""
+    values = values.transpose(0, 1)[:, None, :]
+    return values.new_zeros(3, len(values), 5).transpose(1, 2).index_put((row, column), values[:, 0].T, accumulate=True)
+
+
+def integers_by_place(places: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """Sums of integers along a dim of an index that is smaller than what it adds to."""
+    typed = [(values - 25).to(kind) for kind in (torch.int32, torch.int64)]
+    return tuple(v.new_full((len(v) + 2, 11), 3).scatter_add(1, places, v) for v in typed)
+
+
+def counted(places: Tensor) -> Tensor:
+    """A histogram: one is added to a place for each value."""
+    flat = places.flatten()
+    return torch.zeros(13, dtype=torch.int64).index_add(0, flat, torch.ones_like(flat))
+
+
 ROW, LONG = (512,), (20000,)
 
 MANY, FEW = 576, 6
@@ -113,6 +148,25 @@ CASES: dict[str, Case] = {
     "slopes of cross entropy": Case(
         gradients(lambda x, ids: F.cross_entropy(x, ids)), lambda n: ((n, *ROW), (*ROW, n, 0), ()), 3, 1.52
     ),
+    # A sum in parts, and the parts' sum.
+    "a few positions": Case(positions, lambda n: ((32, n, n, 0), (4, n, n)), 2, 1.02),
+    "positions from the end": Case(positions_from_the_end, lambda n: ((100, n, 8, 0), (4, n, 8)), 2, 3.1),
+    "positions in parts that differ": Case(positions, lambda n: ((32, 1, 20011, 0), (2, 1, 20011)), 2, 1.1),
+    "types in parts that differ": Case(gradients(types), lambda n: ((2, 80), (2, 1, 9001, 0), (1, 9001, 80)), 3, 1.2),
+    "types of halves": Case(
+        gradients(types), lambda n: ((3, 64), (3, n, 8, 0), (n, 8, 64)), 4, 1.3, dtype=torch.float16
+    ),
+    "places of two dims": Case(cells, lambda n: ((3, 4 * n, 0), (5, 4 * n, 0), (4 * n, 6)), 2, 1.6),
+    "integers by place": Case(integers_by_place, lambda n: ((11, n, 40, 0), (50, n, 40, 0)), 3, 2.1),
+    "one value": Case(lambda t, i, v: t.index_put((i,), v, accumulate=True), lambda n: ((9,), (9, 1, 0), (1,)), 2, 2.0),
+    # Every iteration adds one number to one place: neither tells the iterations apart.
+    "one place": Case(
+        lambda t, i: t.index_put((i.expand(200),), t.new_ones(200), accumulate=True),
+        lambda n: ((300,), (300, 1, 0)),
+        2,
+        2.0,
+    ),
+    "a histogram": Case(counted, lambda n: ((13, n, 40, 0),), 2, 1.1),
     "cross entropy": Case(F.cross_entropy, lambda n: ((n, *ROW), (*ROW, n, 0)), 2, 1.02),
     "cross entropy of a long row": Case(F.cross_entropy, lambda n: ((n, *LONG), (*LONG, n, 0)), 2, 1.01, slow=True),
 }

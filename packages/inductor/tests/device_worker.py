@@ -18,7 +18,7 @@ import torchinductor
 
 def error(found: object, truth: object) -> float:
     pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(truth), strict=True)
-    return max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
 
 
 def run(case: Case) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from device_cases import activate_and_share, gradients, normalise
+from device_cases import activate_and_share, gradients, normalise, positions, types
 
 import primtorch
 from torchinductor import InductorOptions
@@ -53,6 +53,16 @@ BOUNDS: dict[str, tuple[Program, tuple[torch.Tensor, ...], Resources]] = {
         lambda x: F.relu(F.batch_norm(x.float(), None, None, training=True)).to(BF16),
         (IMAGES,),
         Resources(141, 0, 2048),
+    ),
+    "a few positions": (
+        positions,
+        (torch.zeros(1024, 1024, dtype=torch.int64), torch.empty(8, 1024, 1024)),
+        Resources(86, 0, 128),
+    ),
+    "types and gradients": (
+        gradients(types),
+        (torch.empty(4, 768), torch.zeros(16, 512, dtype=torch.int64), torch.empty(16, 512, 768)),
+        Resources(134, 0, 4096),
     ),
 }
 

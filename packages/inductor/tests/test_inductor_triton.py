@@ -142,6 +142,12 @@ def loops(name: str) -> list[int]:
     return [write(k).text.count("for r0 in range") for kernel in case.kernels for k in split_reductions(kernel)]
 
 
+def test_a_sum_is_cut_along_several_loops_where_each_is_short() -> None:
+    (kernel,) = next(case.kernels for case in small_cases() if case.name == "window_moments")
+    first = split_reductions(kernel)[0]
+    assert first.name.endswith("_0") and len(first.inner) == 3  # the first loop is taken apart, the next one cut
+
+
 def test_a_looped_softmax_and_a_variance_read_their_values_once() -> None:
     assert loops("cross_entropy")[0] == 1
     assert len(loops("batch_norm_relu_train")) == 3  # chunks' moments, their joining, the normalising

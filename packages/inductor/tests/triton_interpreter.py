@@ -96,7 +96,7 @@ class InterpreterBackend(CodegenBackend):
     def bundle_instruction(
         self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
     ) -> Instruction:
-        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), bundle.name)
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), source.meta.name)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         def launcher(function: Any) -> Any:
@@ -113,4 +113,4 @@ class InterpreterBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         symbols = tuple(variable(name) for name in source.meta.symbols)
-        return TritonCall(handle, (kernel.laid_out(Layout).grid, 1, 1), slots, symbols, kernel.name)
+        return TritonCall(handle, (kernel.laid_out(Layout).grid, 1, 1), slots, symbols, source.meta.name)

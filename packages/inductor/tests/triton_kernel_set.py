@@ -306,6 +306,52 @@ def column_sum(n: int, d: int, dtype: torch.dtype) -> Case:
     )
 
 
+def window_moments(sizes: tuple[int, int, int, int], channels: int, dtype: torch.dtype) -> Case:
+    """Mean and variance of channels, read window by window: of four inner loops no two can be one."""
+    rows, high, columns, wide = sizes
+    b = Builder()
+    # In memory: rows of windows, rows in a window, columns of windows, columns in one. Read: a window at a time.
+    b.buffer("x", dtype, rows, high + 1, columns, wide + 1, channels)
+    b.buffer("mean", F32, channels)
+    b.buffer("var", F32, channels)
+    count = rows * high * columns * wide
+
+    def value(r: Recorder) -> int:
+        return b.load(r, "x", "i0", "i2", "i1", "i3", "c")
+
+    def mean(r: Recorder) -> int:
+        return r.apply("mul", r.carried("s", F32), constant(r, 1 / count))
+
+    def squares(r: Recorder) -> None:
+        centred = r.apply("sub", value(r), mean(r))
+        r.reduce("sum", "q", r.apply("mul", centred, centred))
+
+    def store(r: Recorder) -> None:
+        b.store(r, "mean", mean(r), "c")
+        b.store(r, "var", r.apply("mul", r.carried("q", F32), constant(r, 1 / count)), "c")
+
+    b.kernel(
+        {"c": (channels, False), "i0": (rows, True), "i1": (columns, True), "i2": (high, True), "i3": (wide, True)},
+        ("inner", lambda r: r.reduce("sum", "s", value(r))),
+        ("inner", squares),
+        ("outer", store),
+    )
+
+    def eager(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inside = x[:, :high, :, :wide].flatten(0, 3)
+        return inside.mean(0), inside.var(0, correction=0)
+
+    return Case(
+        "window_moments",
+        tuple(b.kernels),
+        lambda dev: {"x": rand(dtype, dev, rows, high + 1, columns, wide + 1, channels) + 2},
+        ("mean", "var"),
+        eager,
+        count * channels * dtype.itemsize,
+        buffers=b.buffers,
+    )
+
+
 def full_mean_variance(n: int, d: int, dtype: torch.dtype) -> Case:
     b = Builder()
     b.buffer("x", dtype, n, d)
@@ -702,6 +748,8 @@ def small_cases() -> list[Case]:
         bias_gelu_residual(3, 512, f32),
         column_sum(70, 33, f32),
         column_sum(1021, 33, f32),
+        window_moments((6, 6, 6, 8), 64, f32),
+        window_moments((5, 7, 9, 11), 40, f32),
         full_mean_variance(211, 101, f32),
         full_mean_variance(128, 256, f32),
         batch_norm_relu(30, 4, 625, f32),

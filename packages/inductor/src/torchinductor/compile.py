@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Bundle, Kernel, Template, loops_of, verify_kernels
+from torchinductor.kept_rows import align_kept_rows
 from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
@@ -243,6 +244,12 @@ def choose_layouts(gm: fx.GraphModule) -> bool:
     For a whole program, before it is cut into a forward and a backward: what the one keeps for the other changes too.
     """
     return channels_last_convolutions(gm, traits_of)
+
+
+def choose_kept_layouts(kept: Iterable[tuple[fx.Node, fx.Node]]) -> bool:
+    """Gives what a forward keeps for its backward the rows that their device wants, in place. `kept`: pairs of a result
+    of the forward and the backward's placeholder for it, both of prims. Says whether anything changed."""
+    return align_kept_rows(kept, traits_of)
 
 
 @dataclass(frozen=True)

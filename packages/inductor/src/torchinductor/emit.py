@@ -220,7 +220,7 @@ def emit(
         launchers,
         keepalive,
         lowered.definitions,
-        parts_of(emitter.placed, lowered.buffers, origins),
+        parts_of(emitter.placed, lowered.buffers, origins, emitter.instructions),
     )
 
 

@@ -25,6 +25,8 @@ from torchinductor.program import (
     Alloc,
     AtenCall,
     Free,
+    Instruction,
+    KernelCall,
     Output,
     Part,
     Program,
@@ -32,6 +34,7 @@ from torchinductor.program import (
     Size,
     Slot,
     TensorInput,
+    TritonCall,
     View,
 )
 from torchinductor.schemas import Memory
@@ -95,9 +98,12 @@ def _hint(value: torch.SymInt) -> tuple[int, bool]:
 
 
 def parts_of(
-    placed: Iterable[tuple[int, Launched]], buffers: Mapping[str, Buffer], origins: Origins
+    placed: Iterable[tuple[int, Launched]],
+    buffers: Mapping[str, Buffer],
+    origins: Origins,
+    instructions: Sequence[Instruction],
 ) -> tuple[Part, ...]:
-    """The parts of a program, from its operations and the place of each one's instruction."""
+    """The parts of a program, from its instructions, and its operations with the place of each one's."""
     placed = tuple(placed)
     stored = {node for _, operation in placed for node in _origins(operation)}
     called = {node for _, operation in placed if isinstance(operation, ExternCall) for node in operation.origins}
@@ -115,7 +121,10 @@ def parts_of(
             name = _stem(nodes)
             frames = tuple(dict.fromkeys(origins.lines[node] for node in nodes if node in origins.lines))
             read, written = _traffic(loops, origins)
-        found.append(Part(position, f"{name}_{number}", not isinstance(operation, ExternCall), frames, read, written))
+        launch = instructions[position]
+        function = launch.name if isinstance(launch, (KernelCall, TritonCall)) else ""
+        generated = not isinstance(operation, ExternCall)
+        found.append(Part(position, f"{name}_{number}", generated, frames, read, written, function))
     return tuple(found)
 
 

@@ -179,6 +179,8 @@ class Part:
         position: that of the instruction in the program.
         name: for tables and profilers; no other part of the program has it.
         generated: whether it is a generated kernel.
+        function: what a generated kernel is called in its binary, which is how ncu and perf know it. Equal kernels are
+            one function; "" for a call.
         frames: the user's lines behind it.
         read, written: bytes, each place once, at the sizes of the example.
     """
@@ -189,6 +191,7 @@ class Part:
     frames: tuple[UserFrame, ...]
     read: int
     written: int
+    function: str = ""
 
     @property
     def moved(self) -> int:

@@ -65,6 +65,17 @@ class ProductRates:
 
 
 @dataclass(frozen=True, slots=True)
+class AdditionRates:
+    """What additions to places that indices tell cost where a device makes them by atomic operations, in seconds and a
+    second, and what it costs to compare indices instead."""
+
+    waiting: float  # an addition's, for another one at its place
+    under_way: int  # additions at one time
+    comparisons: float  # values compared, chosen and added
+    cache: float  # bytes that are read again
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What is cheap and what is dear on a type of device: fusion, padding and layouts are decided by it."""
 
@@ -72,12 +83,16 @@ class DeviceTraits:
     recomputed: int = 12
     # What a transcendental function, or a load at a computed place, counts as there; None: never made again.
     heavy: int | None = None
+    # Up to which length what a stage has loaded of a row is at hand in the next; None: any, there is a cache.
+    held: int | None = None
     # Whether matrices get margins, and when; None: never.
     products: ProductRates | None = None
     # Whether convolutions of 16-bit images want these channels-last.
     channels_last: bool = False
     # Whether what is written to one place by several iterations arrives in the loop's order.
     ordered_stores: bool = True
+    # Whether additions to few places are made without atomic operations, and when; None: never.
+    additions: AdditionRates | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,6 +186,8 @@ class Recorder(OpsHandler[int]):
         return self.record(Bitcast(dtype, value, source))
 
     def apply(self, op: str, *args: int) -> int:
+        if op == "where" and self._zero_outside(*args):
+            return args[1]
         match ELEMENTWISE[op].result:
             case "bool":
                 dtype = torch.bool
@@ -195,6 +198,18 @@ class Recorder(OpsHandler[int]):
             case _:
                 dtype = self.dtype(args[0])
         return self.record(Apply(dtype, op, args))
+
+    def _zero_outside(self, mask: int, value: int, other: int) -> bool:
+        """Whether `value` is `other` wherever the mask does not hold: what is loaded under a mask is zero there."""
+        loaded, constant = self.ops[value], self.ops[other]
+        return (
+            isinstance(loaded, Load)
+            and loaded.mask == mask
+            and isinstance(constant, Constant)
+            and constant.dtype == self.dtype(value)
+            and constant.value == 0
+            and math.copysign(1, constant.value) > 0
+        )
 
     def random_bits(self, seed: int, index: IntExpr, stream: int) -> int:
         return self.record(RandomBits(torch.int64, seed, self.simplify(index), stream))

@@ -17,7 +17,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
 from torchinductor.ir import Axis, Buffer, Bundle, Kernel, Recorder, Stage, Template, space, space_index
-from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
+from torchinductor.lowering.values import Lazy, Load, Ops, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
@@ -200,11 +200,12 @@ class Context:
         of: Sequence[TensorValue] = (),
         cost: int = 1,
         heavy: bool = False,
+        narrower: TensorValue | None = None,
     ) -> TensorValue:
         """A computation from other values."""
         reads: frozenset[str] = frozenset().union(*(v.reads for v in of)) if of else frozenset()
         total = cost + sum(v.cost for v in of)
-        return TensorValue(shape, dtype, device, Lazy(load, total, reads, heavy or any(v.heavy for v in of)))
+        return TensorValue(shape, dtype, device, Lazy(load, total, reads, heavy or any(v.heavy for v in of), narrower))
 
     def strided(self, buffer: Buffer) -> TensorValue:
         """The whole of a buffer."""
@@ -217,6 +218,24 @@ class Context:
             self.write(buffer, value)
             value.data = Strided(buffer.name, buffer.strides)
         return value.data
+
+    def store(self, value: TensorValue) -> None:
+        """Makes sure that reading the value computes nothing again.
+
+        The conversion of a narrower value is stored as that one, and whoever reads it converts: memory costs more than
+        that. Who wants this very value in memory calls `realize`.
+        """
+        narrower = value.narrower
+        if narrower is None:
+            self.realize(value)
+            return
+        narrower.hint = value.hint if narrower.hint is None else narrower.hint
+        self.store(narrower)
+
+        def load(index: Index, ops: Ops) -> int:
+            return ops.to_dtype(narrower.load(index, ops), value.dtype, narrower.dtype)
+
+        value.data = Lazy(load, narrower.cost + 1, narrower.reads, narrower=narrower)
 
     def copy(self, value: TensorValue) -> TensorValue:
         """The value of a strided one in memory of its own, with the same strides."""

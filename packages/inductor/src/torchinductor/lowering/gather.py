@@ -9,6 +9,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot, is_one, product
 from torchinductor.lowering.context import Context, dense
+from torchinductor.lowering.placed_sums import sum_by_place
 from torchinductor.lowering.values import Lazy, Ops, Rule, TensorValue
 from torchinductor.ops import StoreMode
 
@@ -33,7 +34,7 @@ def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None
         return
     whole, read = product(t.shape).as_int(), None if places is None else product(places).as_int()
     if whole is None or read is None or read * _FEW > whole:
-        ctx.realize(t)
+        ctx.store(t)
 
 
 class _Advanced:
@@ -110,11 +111,14 @@ def _scattered(
     mode: StoreMode,
     source: Callable[[Index, Ops], Index],
 ) -> TensorValue:
+    summed = sum_by_place(ctx, t, shape, values, source) if mode == "add" else None
+    if summed is not None:
+        return summed
     if mode == "add" and t.dtype in (torch.bfloat16, torch.float16):
         # Additions round once, at the end.
         wide = ctx.lazy(t.shape, torch.float32, t.device, t.load, of=[t], cost=0)
-        summed = _scattered(ctx, wide, shape, values, mode, source)
-        return ctx.lazy(t.shape, t.dtype, t.device, summed.load, of=[summed], cost=0)
+        added = _scattered(ctx, wide, shape, values, mode, source)
+        return ctx.lazy(t.shape, t.dtype, t.device, added.load, of=[added], cost=0)
     out = _copied(ctx, t)
     buffer = ctx.buffers[out.data.buffer]  # type: ignore[union-attr]
     ctx.scatter(buffer, shape, lambda at, ops: dot(source(at, ops), buffer.strides), values.load, mode, t.device)

@@ -444,4 +444,20 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
             or any(True for _ in products_of(node))  # these want it in memory anyway
         )
         if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
-            realize_for_products(ctx, node, part)
+            if part.narrower is None or _wanted_in_memory(node):
+                realize_for_products(ctx, node, part)
+            else:
+                ctx.store(part)
+
+
+def _wanted_in_memory(node: fx.Node) -> bool:
+    """Whether a node's value, or a view of it, is a result of the graph or a call's operand: these want its dtype."""
+    for user in node.users:
+        if isinstance(user.target, Prim):
+            if user.target.name in FACTORS or user.target.name not in RULES:
+                return True
+            if user.target.family == "view" and _wanted_in_memory(user):
+                return True
+        elif user.target is not torch.ops.aten.clone.default:  # a kernel reads what it copies
+            return True
+    return False

@@ -93,7 +93,8 @@ def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype, round
         value = t.load(index, ops)
         return value if keeps else ops.to_dtype(value, dtype, t.dtype)
 
-    return ctx.lazy(t.shape, dtype, t.device, load, of=[t], cost=0)
+    narrower = t if t.dtype.itemsize < dtype.itemsize else None
+    return ctx.lazy(t.shape, dtype, t.device, load, of=[t], cost=0, narrower=narrower)
 
 
 def bitcast(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:

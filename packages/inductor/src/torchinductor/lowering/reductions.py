@@ -144,7 +144,7 @@ def var_mean(
         spread = ctx.lazy(t.shape, t.dtype, t.device, zero_spread, of=[t], cost=2)
         return _kept(ctx, spread, dims, keepdim), _kept(ctx, t, dims, keepdim)
     if t.heavy or t.cost > 4:
-        ctx.realize(t)
+        ctx.store(t)
     # The mean is kept in the type it is computed in: the second pass needs its digits.
     mean = ctx.reduction(t, dims, "sum", compute, lambda value, ops, index: divided(value, ops, 0.0))
 

@@ -33,12 +33,14 @@ class Strided:
 @dataclass(frozen=True, slots=True)
 class Lazy:
     """A computation by index. `cost` counts its operations, `reads` the buffers it loads, `heavy` says that it calls a
-    transcendental function: these decide whether it is worth storing."""
+    transcendental function: these decide whether it is worth storing. `narrower` is the value that this one is a
+    conversion of, where that takes fewer bytes: it is stored in this one's place."""
 
     load: Load
     cost: int
     reads: frozenset[str]
     heavy: bool = False
+    narrower: TensorValue | None = None
 
 
 class TensorValue:
@@ -66,6 +68,11 @@ class TensorValue:
     def heavy(self) -> bool:
         """Whether reading an element calls a transcendental function."""
         return isinstance(self.data, Lazy) and self.data.heavy
+
+    @property
+    def narrower(self) -> TensorValue | None:
+        """The value of fewer bytes that this one is computed from by a conversion alone, if it is not stored itself."""
+        return self.data.narrower if isinstance(self.data, Lazy) else None
 
     def load(self, index: Index, ops: Ops) -> int:
         """The element at an index."""

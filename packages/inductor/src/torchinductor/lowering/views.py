@@ -8,13 +8,18 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, product, reshape_index
-from torchinductor.lowering.context import Context
+from torchinductor.lowering.context import Context, same_strides
 from torchinductor.lowering.values import Lazy, Masked, Ops, Size, Sizes, Strided, TensorValue
 
 
 def _view(ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, Ops], Index]) -> TensorValue:
-    """A view that is not (or not surely) a strided one of memory."""
-    return ctx.lazy(shape, t.dtype, t.device, lambda index, ops: t.load(index_map(index, ops), ops), of=[t], cost=0)
+    """A view that is not (or not surely) a strided one of memory. That of a conversion is the conversion of a view."""
+    narrower = None if t.narrower is None else _view(ctx, t.narrower, shape, index_map)
+
+    def load(index: Index, ops: Ops) -> int:
+        return t.load(index_map(index, ops), ops)
+
+    return ctx.lazy(shape, t.dtype, t.device, load, of=[t], cost=0, narrower=narrower)
 
 
 def _strided(t: TensorValue, shape: Index, strides: Index, offset: IntExpr) -> TensorValue:
@@ -202,18 +207,31 @@ def as_strided_scatter(
 
 
 def copy_strided(ctx: Context, t: TensorValue, strides: Sizes) -> TensorValue:
-    """The value in memory of its own with these strides.
+    """The value in memory of its own with these strides. What lies so already is not copied: nothing here writes to it,
+    and what the graph returns has memory of its own whatever rules give.
 
     Raises:
         LoweringError: elements would share a place.
     """
     wanted = exprs(strides)
+    if isinstance(t.data, Strided) and same_strides(t.shape, t.data.strides, wanted) and _fills(ctx, t):
+        return TensorValue(t.shape, t.dtype, t.device, t.data)
     value = ctx.lazy(t.shape, t.dtype, t.device, t.load, of=[t], cost=0)
     empty = any(n.as_int() == 0 for n in t.shape)
     if not empty and any(s.as_int() == 0 and not is_one(n) for s, n in zip(wanted, t.shape, strict=True)):
         raise ctx.fail("copy_strided to overlapping memory")
     ctx.realize(value, wanted)
     return value
+
+
+_UNUSED = 64  # of what is looked at, at most this part of its memory may be left out
+
+
+def _fills(ctx: Context, t: TensorValue) -> bool:
+    """Whether a stored value is all of its memory, or all but a margin: who keeps the one keeps the other."""
+    assert isinstance(t.data, Strided)
+    whole, own = (product(shape).as_int() for shape in (ctx.buffers[t.data.buffer].shape, t.shape))
+    return whole is not None and own is not None and (whole - own) * _UNUSED <= whole
 
 
 def _in_range(ops: Ops, position: IntExpr, low: IntExpr | None, high: IntExpr | None) -> int | None:

@@ -85,7 +85,7 @@ def max_pool(
     shape = _result_shape(ctx)
     windows = _Windows(t, kernel, stride, padding, dilation, shape)
     if t.heavy or t.cost > 2:
-        ctx.realize(t)
+        ctx.store(t)
     flat = contiguous_strides(t.shape[2:])
 
     def best(index: Index, ops: Ops) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def avg_pool(
     rank = len(shape) - 2
     windows = _Windows(t, kernel, stride, padding, [1] * rank, shape)
     if t.heavy or t.cost > 2:
-        ctx.realize(t)
+        ctx.store(t)
     compute = torch.float32 if t.dtype in (torch.bfloat16, torch.float16) else t.dtype
 
     def count(index: Index, ops: Ops) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr, intern_symbol
-from torchinductor.indexing import rename
+from torchinductor.indexing import product, rename
 from torchinductor.ir import (
     Apply,
     Body,
@@ -98,9 +99,46 @@ def finish(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) -> Kernel
     return merge_axes(_without_dead_stores(merged, live))
 
 
-# A device may compute again what would go to memory for this kernel alone; what goes there anyway is loaded from there
-# unless that is plainly dearer.
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What a kernel computes again in a later stage, and what it stores and loads."""
+
+    kernel: Kernel
+    live: frozenset[str]
+    traits: DeviceTraits
+
+    def traits_for(self, buffer: str) -> DeviceTraits:
+        """A device may compute again what would go to memory for this kernel alone; what goes there anyway is loaded
+        from there unless that is plainly dearer."""
+        return _STORED if buffer in self.live else self.traits
+
+    def again(self, store: Store, made: _Computation) -> bool:
+        """Whether a later stage computes what this one stores. What goes to memory anyway is loaded where that moves
+        fewer bytes, unless all that the stage loads is still at hand."""
+        if made.cost > self.traits_for(store.buffer).recomputed:
+            return False
+        if store.buffer not in self.live or self.traits.held is None:
+            return True
+        rows = product(a.size for a in self.kernel.inner).as_int()
+        walked = {a.name for a in self.kernel.inner}
+        moved = sum(load.dtype.itemsize for load in made.loads if walked & load.index.symbols())
+        stored = self.kernel.buffers[store.buffer].dtype.itemsize
+        return (rows is not None and rows <= self.traits.held) or moved <= stored
+
+
 _STORED = DeviceTraits()
+
+
+class _Computation(NamedTuple):
+    """How a value is made; without end where it is not to be made again."""
+
+    cost: float
+    keys: frozenset[str]  # of the reductions it takes
+    loads: frozenset[Load]
+
+    @property
+    def loaded(self) -> set[str]:
+        return {load.buffer for load in self.loads}
 
 
 def _merge_stages(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) -> Kernel:
@@ -123,7 +161,7 @@ def _merge_stages(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) ->
         if place is None:
             place = len(stages)
             stages.append(_Merging(kernel, stages, stored, stage.kind))
-        _append(stages, place, stage.body, stored, reduced, lambda b: _STORED if b in live else traits)
+        _append(stages, place, stage.body, stored, reduced, _Choice(kernel, live, traits))
         if stage.body.scans:
             scanned.add(place)
     return replace(kernel, stages=tuple(Stage(s.kind, s.body()) for s in stages))  # type: ignore[arg-type]
@@ -143,7 +181,7 @@ def _append(
     body: Body,
     stored: dict[str, Stored],
     reduced: dict[str, int],
-    traits_for: Callable[[str], DeviceTraits],
+    choice: _Choice,
 ) -> None:
     target = stages[place]
     body.replay(target)
@@ -151,22 +189,20 @@ def _append(
         reduced[reduction.key] = place
     for op in target.ops:
         if isinstance(op, Store) and op.plain and op.buffer not in stored:
-            traits = traits_for(op.buffer)
-            cost, keys, loaded = _computation(target, op.value, traits)
-            sources = [stored[b].stage for b in loaded if b in stored]
+            made = _computation(target, op.value, choice.traits_for(op.buffer))
+            sources = [stored[b].stage for b in made.loaded if b in stored]
             floor = max((s if stages[s].kind == target.kind else s + 1 for s in sources), default=0)
             stored[op.buffer] = Stored(
-                place, op.value, op.index, cost <= traits.recomputed, keys, floor, target.kind == "outer"
+                place, op.value, op.index, choice.again(op, made), made.keys, floor, target.kind == "outer"
             )
 
 
-def _computation(recorder: _Merging, value: int, traits: DeviceTraits) -> tuple[float, frozenset[str], set[str]]:
-    """(cost, carried keys, loaded buffers) of how a value is made; without end where it is not to be made again."""
+def _computation(recorder: _Merging, value: int, traits: DeviceTraits) -> _Computation:
     needed = _needed(recorder.ops, [value])
     heavy = math.inf if traits.heavy is None else traits.heavy
     cost: float = len(needed)
     keys: set[str] = set()
-    loaded: set[str] = set()
+    loads: set[Load] = set()
     for op in map(recorder.ops.__getitem__, needed):
         match op:
             case Carried():
@@ -174,13 +210,15 @@ def _computation(recorder: _Merging, value: int, traits: DeviceTraits) -> tuple[
             case Apply() if op.heavy and recorder.kind == "inner":
                 cost += heavy  # once an outer iteration is cheap whatever it is
             case Load():
-                loaded.add(op.buffer)
-                cost += heavy if _indirect(op) else 0
+                # Of several places of one buffer, as of windows that overlap, memory gives one and caches the others.
+                beside = any(op.buffer == load.buffer and op.index != load.index for load in loads)
+                loads.add(op)
+                cost += heavy if _indirect(op) else (traits.heavy or 0) if beside else 0
             case RandomBits():
                 cost += heavy
             case Scan() | Part():
                 cost = math.inf
-    return cost, frozenset(keys), loaded
+    return _Computation(cost, frozenset(keys), frozenset(loads))
 
 
 def _indirect(op: Load) -> bool:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import product as cartesian
 
 import torch
 
@@ -180,12 +182,90 @@ def _pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwa
     return by_rows(x, tuple(x.shape))
 
 
+# Of how many windows a position may be part for its gradient to be gathered from them; from more it is scattered.
+_GATHERED = 9
+
+
+def _overlap(kernel: Size, stride: Size, dilation: Size) -> int | None:
+    """How many windows along a dim reach over one position at most; None where the sizes are not known."""
+    if not (isinstance(kernel, int) and isinstance(stride, int) and isinstance(dilation, int)):
+        return None
+    return dilation * (kernel - 1) // stride + 1
+
+
+def walks_windows(indices: Value) -> bool:
+    """Whether it is cheapest to go from window to window and to add: a CPU's core adds to its cache, and computes
+    neighbouring positions together only where these are the channels of one position. On an 8 x 64 x 112 x 112 image
+    under 3 x 3 windows of stride 2 one core takes 2.7 ms to scatter and 19.6 ms to gather by rows, 11.8 ms and 2.7 ms
+    channels-last."""
+    shape, strides = tuple(indices.shape), indices.spec.strides
+    return indices.device.type == "cpu" and not suggests_channels_last(shape, strides)
+
+
+def _lower_max_pool_backward(rank: int) -> Rule:
+    """Each position looks at the windows over it, and takes the gradients of those whose maximum it was."""
+
+    def rule(
+        b: Builder,
+        grad: Value,
+        x: Value,
+        kernel: PerDim,
+        stride: PerDim,
+        padding: PerDim,
+        dilation: PerDim,
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        kernel = per_dim(kernel, rank)
+        stride, padding, dilation = per_dim(stride, rank, kernel), per_dim(padding, rank), per_dim(dilation, rank)
+        overlaps = [_overlap(*window) for window in zip(kernel, stride, dilation, strict=True)]
+        known = [n for n in overlaps if n is not None]
+        if len(known) < rank or math.prod(known) > _GATHERED or walks_windows(indices):
+            return scatter_by_position(b, grad, x, indices, rank)
+        first = x.rank - rank
+        spatial = x.shape[first:]
+        # The windows over position i are number (i + padding) // stride and the `overlap - 1` before: positions are
+        # counted as (block, place in the block), a block being as long as the stride and the first one in the padding.
+        blocks = [(size + p + s - 1) // s for size, s, p in zip(spatial, stride, padding, strict=True)]
+        compute = compute_dtype(grad.dtype)
+        own = _positions_in_blocks(b, spatial, blocks, stride, padding, x.device)
+        places = tuple(range(first + 1, first + 2 * rank, 2))
+        total: Value | None = None
+        for before in cartesian(*map(range, known)):
+            low = (0,) * first + before
+            high = (0,) * first + tuple(
+                n - taken - back for n, taken, back in zip(blocks, grad.shape[first:], before, strict=True)
+            )
+            # A window that there is none of gives zero, whatever its maximum is taken to be.
+            largest, given = (b.emit(prims.pad, t, low, high, 0).unsqueeze(*places) for t in (indices, grad))
+            part = b.where(largest.eq(own), given.to(compute), 0)
+            total = part if total is None else total + part
+        assert total is not None
+        lengths = [n * s for n, s in zip(blocks, stride, strict=True)]
+        total = total.reshape((*x.shape[:first], *lengths))
+        for d, size in enumerate(spatial):
+            total = total.slice(first + d, padding[d], padding[d] + size)
+        return total.to(grad.dtype)
+
+    return rule
+
+
+def _positions_in_blocks(
+    b: Builder, spatial: Sizes, blocks: Sequence[Size], stride: Sizes, padding: Sizes, device: torch.device
+) -> Value:
+    """(blocks_0, stride_0, blocks_1, stride_1, ...) flat positions; what lies in the padding has any number."""
+    rank = len(spatial)
+    position: Value | None = None
+    for d, (size, count) in enumerate(zip(spatial, blocks, strict=True)):
+        along = b.iota(count * stride[d], device, start=-padding[d]).reshape((count, stride[d]))
+        along = along.unsqueeze(*range(2, 2 * (rank - d)))
+        position = along if position is None else position * size + along
+    assert position is not None
+    return position
+
+
 for _rank in (2, 3):
-    OP.rule(f"max_pool{_rank}d_with_indices_backward")(
-        lambda b, grad, x, kernel, stride, padding, dilation, ceil_mode, indices, rank=_rank: scatter_by_position(
-            b, grad, x, indices, rank
-        )
-    )
+    OP.rule(f"max_pool{_rank}d_with_indices_backward")(_lower_max_pool_backward(_rank))
 
 
 def _lower_avg_pool(rank: int) -> Rule:

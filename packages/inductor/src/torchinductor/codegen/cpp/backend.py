@@ -14,6 +14,7 @@ from torchinductor.codegen.cpp.build import build_library, built_file, file_of
 from torchinductor.codegen.cpp.plan import planned
 from torchinductor.codegen.cpp.prelude import prelude
 from torchinductor.codegen.cpp.writer import write
+from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import variable
 from torchinductor.ir import Kernel
 from torchinductor.program import KernelCall
@@ -30,7 +31,8 @@ class CppBackend(CodegenBackend):
         return [planned(kernel, options.parallel_grain)]
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
-        return KernelSource(write(kernel), None, kernel.origins)
+        text, title = write(kernel), described(stage.body for stage in kernel.stages)
+        return KernelSource(text, name_of(title, text), kernel.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         if not sources:
@@ -46,7 +48,7 @@ class CppBackend(CodegenBackend):
         addresses = [0] * len(sources)
         for (library, _), unit in zip(libraries, units, strict=True):
             for number in unit:
-                addresses[number] = ctypes.cast(getattr(library, f"kernel_{number}"), ctypes.c_void_p).value or 0
+                addresses[number] = ctypes.cast(getattr(library, sources[number].meta), ctypes.c_void_p).value or 0
         hits = sum(hit for _, hit in libraries)
         files = {f"kernels{k if k else ''}.cpp": text for k, text in enumerate(texts)}
         return Built(tuple(addresses), (), files, tuple(lib for lib, _ in libraries), hits, len(libraries) - hits)
@@ -65,7 +67,7 @@ class CppBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> KernelCall:
         symbols = tuple(variable(s) for s in kernel.symbols)
-        return KernelCall(handle, slots, symbols, f"kernel_{handle}")
+        return KernelCall(handle, slots, symbols, source.meta)
 
 
 def _units(sources: Sequence[KernelSource]) -> list[list[int]]:
@@ -92,5 +94,5 @@ def _unit_text(sources: Sequence[KernelSource], unit: Sequence[int]) -> str:
     for number in unit:
         if sources[number].origins:
             parts.append(f"// {', '.join(sources[number].origins[:12])}\n")
-        parts.append(sources[number].text.replace("KERNEL", f"kernel_{number}", 1))
+        parts.append(sources[number].text.replace(PLACEHOLDER, sources[number].meta, 1))
     return "\n".join(parts)

@@ -70,11 +70,28 @@ class CppHandler(OpsHandler[Value]):
         numel = product(self.kernel.buffers[buffer].shape).as_int()
         return bool(numel) and (step is None or step.as_int() not in (0, 1))
 
+    def _start(self, buffer: str, index: IntExpr, mask: Value) -> IntExpr | None:
+        """Where a contiguous load along the innermost loop starts, if a mask holds for all of the loop or for nothing
+        of it and the buffer is surely as long as the loop."""
+        axis = self.text.loops[-1].axis if self.text.loops else None
+        if axis is None or mask.depth == len(self.text.loops):
+            return None
+        step, numel = coefficient_of(index, axis), product(self.kernel.buffers[buffer].shape).as_int()
+        length = self.ranges[axis].as_int()
+        if step is None or step.as_int() != 1 or numel is None or length is None or length > numel:
+            return None
+        return index - variable(axis)
+
     # protocol -------------------------------------------------------------------------------------------------
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
         pointer, place = self.names.pointer[buffer], self._index(index)
-        if mask is not None and self._jumps(buffer, index):
-            # Always reads, and so vectorises; where the mask does not hold it reads the first element.
+        start = None if mask is None else self._start(buffer, index, mask)
+        if mask is not None and start is not None:
+            # Always reads, and so vectorises; where the mask does not hold it reads the buffer's beginning.
+            place = f"(({self._index(start)}) & -(i64){mask.text}) + {self._index(index - start)}"
+            text = f"keep({load_text(pointer, place, dtype, None)}, {mask.text})"
+        elif mask is not None and self._jumps(buffer, index):
+            # Likewise; it reads the first element.
             text = f"keep({load_text(pointer, f'({place}) & -(i64){mask.text}', dtype, None)}, {mask.text})"
         else:
             text = load_text(pointer, place, dtype, mask.text if mask else None)

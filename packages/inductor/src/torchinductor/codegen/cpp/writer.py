@@ -5,17 +5,18 @@ from __future__ import annotations
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
+from torchinductor.codegen.naming import PLACEHOLDER
 from torchinductor.indexing import product
 from torchinductor.ir import Indirect, Kernel
 from torchinductor.ops import Fault
 
 
 def write(kernel: Kernel) -> str:
-    """The text of a planned kernel: a function named KERNEL with the C ABI of kernels."""
+    """The text of a planned kernel: a function named PLACEHOLDER with the C ABI of kernels."""
     layout, names = kernel.laid_out(Layout), Names(kernel)
     checks = any(stage.body.faults for stage in kernel.stages)
     lines = [
-        'extern "C" int KERNEL(void* const* buffers, const i64* symbols) {',
+        f'extern "C" int {PLACEHOLDER}(void* const* buffers, const i64* symbols) {{',
         *(f"  {line}" for line in _arguments(kernel)),
         *(["  int bad = 0;"] if checks else []),
         *(f"  {line}" for line in _empty_checks(kernel)),

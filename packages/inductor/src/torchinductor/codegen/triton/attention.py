@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from primtorch.symbolic.expr import IntExpr
+from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
 from torchinductor.ir import Attention, Template
 from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function, Region
 from torchinductor.ops import StoreMode
 
 from .expressions import ATOMICS, Value, tl_type
-from .handler import TritonHandler, index_text
+from .handler import NO_DIMS, TritonHandler, index_text
 from .plan import Layout, is_wide, pow2
 from .writer import TritonSource, Writer, source_of
 
@@ -103,11 +104,15 @@ def write_attention(template: Template) -> TritonSource:
     """The source of a planned template."""
     assert isinstance(template, Attention)
     writer = {"forward": _Forward, "queries": _Queries, "keys": _Keys}[template.direction](template)
-    return source_of(template.loops, writer.write())
+    functions = (template.score, template.mask, template.pullback)
+    bodies = [function.body for function in functions if function is not None]
+    return source_of(template.loops, writer.write(), described(bodies, template.kind, template.direction, otherwise=""))
 
 
 class _Handler(TritonHandler):
     """Sums up a tile before it is added to places that do not vary over it."""
+
+    meeting = NO_DIMS
 
     def store(
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
+from torchinductor.codegen.naming import PLACEHOLDER, described
 from torchinductor.indexing import number
 from torchinductor.ir import Bundle, Kernel
 
 from .expressions import POINTER_TYPES
 from .plan import Layout
-from .writer import HEADER_TEXT, TritonSource, body_of
+from .writer import TritonSource, body_of, finished
 
 _FLAT_BLOCK, _FLAT_WARPS = 1024, 4
 
@@ -53,24 +54,23 @@ def write_bundle(bundle: Bundle) -> TritonSource:
         own = [f"p{i}" for i in range(len(part.arguments))]
         lines = [line for line in body_of(part) if not line.startswith("pid = ")]
         text = "\n".join(["    " + line for line in lines])
-        name = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
+        called = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
         given = [f"p{len(signature) + i}" for i in range(len(own))]
         kinds = [POINTER_TYPES[part.buffers[b].dtype] for b in part.arguments]
         signature += list(zip(given, kinds, strict=True))
         calls.append(f"    if (pid >= {begun}) & (pid < {begun + count}):")
-        calls.append(f"        {name}({', '.join([f'pid - {begun}', *given])})")
+        calls.append(f"        {called}({', '.join([f'pid - {begun}', *given])})")
         begun += count
     layout = layout_of_bundle(bundle)
-    made = [f"@triton.jit\ndef {name}{text}" for text, name in functions.items()]
+    made = [f"@triton.jit\ndef {part}{body}" for body, part in functions.items()]
     head = [
         "@triton.jit",
-        f"def triton_bundle({', '.join(name for name, _ in signature)}):",
+        f"def {PLACEHOLDER}({', '.join(name for name, _ in signature)}):",
         f"    # {', '.join(f'{name}: {kind}' for name, kind in signature)}; {layout.warps} warps",
         "    pid = tl.program_id(0)",
     ]
-    text = "\n".join([HEADER_TEXT, "", "\n\n".join(made), "", *head, *calls]) + "\n"
+    title = described((stage.body for part in bundle.parts for stage in part.stages), "bundle")
+    name, text = finished(title, "\n".join(["\n\n".join(made), "", *head, *calls]) + "\n")
     written = tuple(i for i, name in enumerate(bundle.arguments) if name in bundle.writes)
     grid = (number(begun), number(1), number(1))
-    return TritonSource(
-        "triton_bundle", text, tuple(signature), layout.warps, layout.stages, grid, bundle.arguments, (), written
-    )
+    return TritonSource(name, text, tuple(signature), layout.warps, layout.stages, grid, bundle.arguments, (), written)

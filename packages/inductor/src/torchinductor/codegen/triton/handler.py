@@ -162,9 +162,13 @@ class TritonHandler(OpsHandler[Value]):
     ) -> None:
         """Raises Unsupported for a combination that the GPU has no atomic operation of."""
         dtype = self.kernel.buffers[buffer].dtype
-        dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS) | value.dims
+        reached = self.dims_of(index)
+        dims = reached | (mask.dims if mask else NO_DIMS) | value.dims
         stored = stored_text(value, dtype)
         address = self._address(buffer, index, block=True)
+        if mode != "set":
+            dims |= self.meeting
+            address += " + zero" if reached and dims - reached else ""
         guard = self.mask_text(dims, mask)
         arguments = f"{address}, {stored}" + (f", mask={guard}" if guard else "")
         if buffer in self.waits.stores:
@@ -181,6 +185,12 @@ class TritonHandler(OpsHandler[Value]):
             self._loop_shared.pop(text, None)
         if mode == "set" and mask is None and (self.loop is None or "r" not in dims):
             self._forward(buffer, address, dims, value, dtype)
+
+    @property
+    def meeting(self) -> frozenset[str]:
+        """The tile's dimensions that an addition in memory is made for every point of, though neither its value nor its
+        place varies over them; what lies past the tile's end adds nothing."""
+        return frozenset(self.tiles) - {"r"}
 
     def _forward(self, buffer: str, address: str, dims: frozenset[str], value: Value, dtype: torch.dtype) -> None:
         """A later load at the same address is the stored value, rounded as the memory would."""

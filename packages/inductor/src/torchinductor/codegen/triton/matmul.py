@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from primtorch.symbolic.expr import intern_symbol
+from torchinductor.codegen.naming import described
 from torchinductor.indexing import number, product, variable
 from torchinductor.ir import Load, Operand, Template, ToDtype
 
@@ -55,7 +56,8 @@ def plan(template: Template) -> Template | None:
 
 def write_matmul(template: Template) -> TritonSource:
     """The source of a planned template."""
-    return source_of(template.loops, _MatmulWriter(template).write())
+    bodies = (*(operand.prologue for operand in template.operands), *template.epilogue)
+    return source_of(template.loops, _MatmulWriter(template).write(), described(bodies, template.kind, otherwise=""))
 
 
 class _MatmulWriter(Writer):

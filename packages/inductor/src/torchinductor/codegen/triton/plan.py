@@ -16,7 +16,7 @@ from typing import Literal
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, number, product
-from torchinductor.ir import Apply, Axis, Kernel, Load
+from torchinductor.ir import Apply, Axis, Constant, IndexExpr, Indirect, Kernel, Load, Reduce, ToDtype
 from torchinductor.scheduling.axes import by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
@@ -24,9 +24,22 @@ Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
-LOOP_BLOCK = 4096  # elements of a row that a program takes at a time where it loops
-NARROW = 1024  # columns up to which a sum of columns takes narrow tiles
+# Tiles and numbers of threads were measured on an H200, on kernels of training steps of nine public models.
+COLUMN_PROGRAMS = 132 * 16  # enough where a program's loop has a small tile
+MIN_CHUNK = 2048  # elements that a program should reduce at least
+MOST_CHUNKS = 512  # the results of a column's parts are summed by few programs
+ROW_BLOCK = 2048  # elements of a row that a program of a pointwise kernel takes
+COLUMN_TILE = 2048  # elements of a tile of columns that is loaded at a time
+COLUMN_PIECE = 4096  # of one that is loaded at once, and of one that is the end of a sum
+NARROW = 64  # columns of the former
+SHORT_ROW = 64  # elements of a row of which a program takes eight
+SMALL = 1 << 20  # elements of a sum of columns that is no more than the end of another one
+SHARED_TILE = 8192  # elements of a tile whose rows share what they read
+SHARED_ROWS = 64  # of them
+SHARED_CHUNK = 4096  # points that all rows of such a tile should be given at least
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
+
+_COMPARING = (Load, Apply, ToDtype, Constant, IndexExpr, Indirect, Reduce)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class Layout:
     x_block: int = 1024
     y_block: int = 1
     r_block: int = 1
+    shared: bool = False  # what is read of an inner point is the same for all of a tile's outer ones
     persistent: bool = False
     warps: int = 4
     wide: bool = False  # offsets need 64 bits
@@ -122,8 +136,30 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     return votes
 
 
-def _masked_loads(kernel: Kernel) -> int:
-    return sum(load.mask is not None for stage in kernel.stages for load in stage.body.of(Load))
+def _checked_along(kernel: Kernel, axis: Axis) -> int:
+    """How many loads have a mask that varies along an axis: those of a window that moves along it."""
+    count = 0
+    for stage in kernel.stages:
+        varies: list[bool] = []
+        for op in stage.body.ops:
+            own = any(axis.name in index.symbols() for index in op.indices)
+            varies.append(own or any(varies[at] for at in op.operands))
+            count += isinstance(op, Load) and op.mask is not None and varies[op.mask]
+    return count
+
+
+def _aligned(kernel: Kernel, axis: Axis, nbytes: int) -> bool:
+    """Whether what is walked through along an axis begins at multiples of so many bytes, wherever the other axes
+    stand."""
+    for stage in kernel.stages:
+        for op in stage.body.accesses:
+            step = coefficient_of(op.index, axis.name)
+            if step is None or step.as_int() != 1:
+                continue
+            size = kernel.buffers[op.buffer].dtype.itemsize
+            if any(c * size % nbytes for factors, c in (op.index - step * axis.var).ordered_terms() if factors):
+                return False
+    return True
 
 
 def pow2(value: int) -> int:
@@ -143,17 +179,22 @@ def _pointwise(kernel: Kernel) -> Layout:
         fixed = tuple(a for a in axes if a not in (other, last))
         return Layout("tiled", (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
     width = last.size.as_int() if last is not None else 1
-    if len(axes) > 1 and width is not None and last is not None and width >= 16 and _masked_loads(kernel) >= 3:
+    if last is not None and len(axes) > 1 and width is not None and width >= 16 and _checked_along(kernel, last) >= 3:
         # A window: its rows' positions and checks are made once a row, its columns' once a column.
         block = min(pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
-    if len(axes) > 1 and width is not None and last is not None:
-        block = min(pow2(width), 2048)
-        if width >= 256 and -(-width // block) * block <= 1.13 * width:
-            return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=block, warps=4 if block <= 1024 else 8)
+    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.13 * width
+    if last is not None and len(axes) > 1 and long and _aligned(kernel, last, 4):
+        # What is the same for a row is read once. Shorter rows are a line like any other.
+        return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=ROW_BLOCK, warps=4)
     total = _static(axes)
-    block = 1024 if total is None else max(128, min(1024, pow2(-(-total // PROGRAMS_WANTED))))
+    block = 1024
+    if total is not None and width is not None:
+        # A thread takes two vectors of 16-bit elements. Where rows end within them, four elements are better.
+        whole = len(axes) < 2 or width == pow2(width)
+        block = 512 if not whole else 1024 if last is not None and _checked_along(kernel, last) else 2048
+        block = max(128, min(block, pow2(-(-total // PROGRAMS_WANTED))))
     return Layout("flat", tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
 
 
@@ -167,23 +208,51 @@ def _reduction(kernel: Kernel) -> Layout:
     ordered = any(s.body.scans for s in kernel.stages)
     if along_outer > along_inner:
         return _column(kernel, length, count)
+    shared = _sharing(kernel)
+    if shared and length:
+        return _shared_rows(kernel, shared, length)
     if length is not None and length <= PERSISTENT_LIMIT:
         return _persistent_row(kernel, length, count)
-    block = LOOP_BLOCK if length is None else min(pow2(length), LOOP_BLOCK)
     passes = sum(stage.kind == "inner" for stage in kernel.stages)
     # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
-    warps = 32 if passes > 1 and not ordered else 8
-    return Layout("reduction", outer, r=inner, x_block=1, r_block=block * (2 if warps == 32 else 1), warps=warps)
+    # Odd rows are read two or four bytes at a time: by programs that take less of them.
+    aligned = _aligned(kernel, inner[-1], 16)
+    block, warps = (8192, 32) if passes > 1 and not ordered else (4096, 8) if aligned else (2048, 4)
+    if length is not None:
+        block = min(pow2(length), block)
+    return Layout("reduction", outer, r=inner, x_block=1, r_block=block, warps=warps)
+
+
+def _sharing(kernel: Kernel) -> tuple[Axis, ...]:
+    """The outer axes along which sums read the same values. Places that values tell count as different."""
+    ops = [op for stage in kernel.stages if stage.kind == "inner" for op in stage.body.ops]
+    read = {name for op in ops if isinstance(op, Load) for name in op.index.symbols()}
+    if not read or any(name.startswith("j") for name in read) or not all(isinstance(op, _COMPARING) for op in ops):
+        return ()
+    return tuple(a for a in kernel.outer if a.name not in read)
+
+
+def _shared_rows(kernel: Kernel, shared: tuple[Axis, ...], length: int) -> Layout:
+    """Values are read once for all rows of a tile, each of which takes its own of them."""
+    fixed = tuple(a for a in kernel.outer if a not in shared)
+    rows, beside = _static(shared) or UNKNOWN_SIZE, _static(fixed) or UNKNOWN_SIZE
+    x_block = min(pow2(rows), SHARED_ROWS)
+    # Long sums are cut into as many parts as programs are wanted; of short ones more are made at a time.
+    while length < 2 * SHARED_CHUNK and x_block > 4 and beside * -(-rows // x_block) < PROGRAMS_WANTED:
+        x_block //= 2
+    r_block = min(SHARED_TILE // x_block, pow2(length))
+    layout = Layout("reduction", shared, r=kernel.inner, fixed=fixed, x_block=x_block, r_block=r_block, shared=True)
+    return replace(layout, persistent=length <= r_block, warps=max(1, min(8, x_block * r_block // 1024)))
 
 
 def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     r_block = pow2(length)
-    rows = max(1, 1024 // r_block)
+    rows = max(1, (512 if r_block <= SHORT_ROW else 1024) // r_block)
     if count is not None:
         rows = min(rows, pow2(max(1, count // PROGRAMS_WANTED)))
     elements = rows * r_block
-    # Measured on an H200: backward of layer norm is a fifth faster with 32 elements a thread than with 16, a softmax as
-    # fast, and what computes much (the error function) slower.
+    # Backward of layer norm is a fifth faster with 32 elements a thread than with 16, a softmax as fast, and what
+    # computes much (the error function) slower.
     heavy = any(op.heavy for stage in kernel.stages for op in stage.body.of(Apply))
     warps = max(1, min(16, elements // (512 if heavy else 1024)))
     return Layout(
@@ -192,18 +261,39 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
 
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
-    """The outer axis is the one that is contiguous: tiles that are wide in x."""
-    last = kernel.outer[-1].name
-    walked = [op for stage in kernel.stages for op in stage.body.accesses if last in op.index.symbols()]
-    widest = 512 // max((kernel.buffers[op.buffer].dtype.itemsize for op in walked), default=4)
-    # Measured on an H200: sums of 768 columns take two thirds of the time in narrow tiles of few threads, those of 4096
-    # a third more; 128 columns of 16 bits are a tenth to a quarter faster than 256.
-    narrow = count is not None and count <= NARROW
-    width = min(widest, 64 if narrow else 128, 64 if count is None else pow2(count))
-    limit = 8192 // width
-    r_block = min(limit, 64 if length is None else pow2(length), 64)
+    """The outer axis is the one that is contiguous: tiles that are wide in x, no wider than what lies together."""
+    last = kernel.outer[-1]
+    together = last.size.as_int()
+    walked = {
+        op.buffer
+        for stage in kernel.stages
+        for op in stage.body.accesses
+        if last.name in op.index.symbols() and op.index.symbols() & {a.name for a in kernel.inner}
+    }
+    if length is not None and count is not None and length * count <= SMALL:
+        # The end of a sum of columns: few programs would wait for one load after the other.
+        width = max(8, min(128, pow2(-(-count // PROGRAMS_WANTED))))
+        tile = COLUMN_PIECE
+    else:
+        width = 64 if together is None else min(128, pow2(together))
+        # Few programs, where a sum could not be split: each has more under way.
+        few = count is not None and count < width * PROGRAMS_WANTED // 2
+        tile = 4 * COLUMN_TILE if few or len(walked) == 1 else COLUMN_TILE
+        if length is not None and length <= COLUMN_PIECE // NARROW:
+            width, tile = min(width, NARROW), COLUMN_PIECE
+    r_block = tile // width if length is None else min(tile // width, pow2(length))
     whole = length is not None and length <= r_block
-    warps = 4 if narrow and width * r_block <= 4096 else 8
+    warps = max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
     return Layout(
         "reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=warps
     )
+
+
+def chunks_wanted(layout: Layout, count: int, length: int) -> int:
+    """Into how many parts a reduction of `count` points of `length` elements is best cut."""
+    if layout.shared:
+        return min(COLUMN_PROGRAMS // (layout.grid.as_int() or 1), length // SHARED_CHUNK, MOST_CHUNKS)
+    programs = -(-count // layout.x_block)
+    if layout.x_block == 1:
+        return min(PROGRAMS_WANTED // programs, length // MIN_CHUNK)
+    return min(COLUMN_PROGRAMS // programs, length * layout.x_block // (4 * MIN_CHUNK), MOST_CHUNKS)

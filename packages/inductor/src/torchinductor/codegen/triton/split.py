@@ -7,7 +7,9 @@ kernel. The workspace is an ordinary buffer, so allocation, reuse and fusion of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -17,30 +19,41 @@ from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage
 from torchinductor.ops import ReductionKind, StoreMode
 
 from .expressions import REDUCTIONS
-from .plan import PROGRAMS_WANTED, Layout, planned
+from .plan import Layout, chunks_wanted, planned
 
-MIN_CHUNK = 2048  # elements that a program should reduce at least
+
+class Cut(NamedTuple):
+    """How a reduction is split: every point of `whole`, and every chunk of `axis`, is reduced by itself."""
+
+    whole: tuple[Axis, ...]
+    axis: Axis
+    chunks: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return self.chunks * (product(a.size for a in self.whole).as_int() or 1)
 
 
 def split_reductions(kernel: Kernel) -> list[Kernel]:
     """The kernel itself, or several that do its work in order, planned. Sizes must be static for a split."""
     whole = planned(kernel)
-    parts = _parts(whole)
-    if parts is None:
+    cut = _cut(whole)
+    if cut is None:
         return [whole]
     joined = {op.kind for op in _reductions(whole) if op.about is not None}
-    if joined - {"moments"} or (joined and (parts[0].size.as_int() or 1) % parts[1]):
+    if joined - {"moments"} or (joined and (cut.axis.size.as_int() or 1) % cut.chunks):
         whole = planned(kernel, join=False)  # only moments over whole chunks have a rule for joining chunks
-        parts = _parts(whole) or parts
-    return [planned(part) for part in _Splitter(whole, *parts).run()]
+        cut = _cut(whole) or cut
+    return [planned(part) for part in _Splitter(whole, cut).run()]
 
 
 def _reductions(kernel: Kernel) -> list[Reduce]:
     return [op for stage in kernel.stages for op in stage.body.of(Reduce)]
 
 
-def _parts(kernel: Kernel) -> tuple[Axis, int] | None:
-    """(the inner axis to cut, how many chunks), None where a split does not pay or is not known."""
+def _cut(kernel: Kernel) -> Cut | None:
+    """None where a split does not pay or is not known."""
     layout = kernel.laid_out(Layout)
     length, count = product(a.size for a in kernel.inner).as_int(), product(a.size for a in kernel.outer).as_int()
     if not kernel.inner or layout.persistent or length is None or count is None or not length or not count:
@@ -49,16 +62,27 @@ def _parts(kernel: Kernel) -> tuple[Axis, int] | None:
         return None
     if any(op.position is not None for op in _reductions(kernel)):
         return None
-    programs = -(-count // layout.x_block)
-    wanted = min(PROGRAMS_WANTED // programs, length * layout.x_block // MIN_CHUNK)
+    wanted = chunks_wanted(layout, count, length)
     if wanted < 2:
         return None
-    axis = next((a for a in kernel.inner if (a.size.as_int() or 0) >= wanted), None)
-    axis = axis or max(kernel.inner, key=lambda a: a.size.as_int() or 0)
-    size = axis.size.as_int() or 1
-    wanted = min(wanted, size)
-    divisors = [s for s in range(max(2, wanted // 2), min(2 * wanted, size) + 1) if size % s == 0]
-    return (axis, min(divisors, key=lambda s: abs(s - wanted)) if divisors else wanted) if wanted >= 2 else None
+    return _cut_axes(kernel.inner, wanted)
+
+
+def _cut_axes(axes: Sequence[Axis], wanted: int) -> Cut:
+    """Chunks of the first axis that is long enough; else axes as a whole, from the first one on, and chunks of the
+    next."""
+    sizes = [a.size.as_int() or 1 for a in axes]
+    at = next((i for i, size in enumerate(sizes) if size >= wanted), None)
+    whole: tuple[Axis, ...] = ()
+    if at is None:
+        at = 0
+        while at + 1 < len(axes) and wanted // sizes[at] >= 2:
+            wanted //= sizes[at]
+            at += 1
+        whole = tuple(axes[:at])
+    wanted = min(wanted, sizes[at])
+    divisors = [s for s in range(max(2, wanted // 2), min(2 * wanted, sizes[at]) + 1) if sizes[at] % s == 0]
+    return Cut(whole, axes[at], min(divisors, key=lambda s: abs(s - wanted)) if divisors else wanted)
 
 
 class _Rerecorder(Recorder):
@@ -101,8 +125,7 @@ class _Rerecorder(Recorder):
 @dataclass
 class _Splitter:
     kernel: Kernel
-    axis: Axis
-    chunks: int
+    cut: Cut
     finished: dict[str, Buffer] = field(default_factory=dict)  # key -> buffer of its value for each outer point
     buffers: dict[str, Buffer] = field(default_factory=dict)
     result: list[Kernel] = field(default_factory=list)
@@ -145,47 +168,53 @@ class _Splitter:
         stage.body.replay(recorder)
         self._add(axes, [Stage("outer", recorder.body())])
 
-    def _join_moments(self, key: str, total: str, partial: dict[str, Buffer], index: IntExpr, split: Axis) -> Stage:
-        """Squares about each chunk's mean, moved to the mean of all: q + (s - S / chunks)^2 / count."""
-        count = (product(a.size for a in self.kernel.inner).as_int() or 1) // self.chunks
-        body = _Rerecorder((*self.kernel.outer, replace(split, inner=True)), self)
+    def _join_moments(
+        self, key: str, total: str, partial: dict[str, Buffer], index: IntExpr, splits: tuple[Axis, ...]
+    ) -> Stage:
+        """Squares about each part's mean, moved to the mean of all: q + (s - S / parts)^2 / count."""
+        parts = self.cut.parts
+        count = (product(a.size for a in self.kernel.inner).as_int() or 1) // parts
+        body = _Rerecorder((*self.kernel.outer, *splits), self)
         dtype = partial[key].dtype
-        share = body.apply("mul", Recorder.carried(body, total, dtype), body.constant(1 / self.chunks, dtype))
+        share = body.apply("mul", Recorder.carried(body, total, dtype), body.constant(1 / parts, dtype))
         off = body.apply("sub", body.load(partial[total].name, index, dtype), share)
         moved = body.apply("mul", body.apply("mul", off, off), body.constant(1 / count, dtype))
         body.reduce("sum", key, body.apply("add", body.load(partial[key].name, index, dtype), moved))
         return Stage("inner", body.body())
 
     def _reduce(self, body: Body, following: list[Stage], later: list[Stage]) -> None:
-        outer, inner = self.kernel.outer, self.kernel.inner
-        split = Axis("split", number(self.chunks))
+        outer, cut = self.kernel.outer, self.cut
+        splits = (*(replace(a, inner=False) for a in cut.whole), Axis("split", number(cut.chunks)))
+        split = splits[-1]
         reductions = {op.key: op for op in body.of(Reduce)}
         partial = {
-            key: self._workspace(key, compute_dtype(op.dtype), "partial", [split.size, *(a.size for a in outer)])
+            key: self._workspace(key, compute_dtype(op.dtype), "partial", [a.size for a in (*splits, *outer)])
             for key, op in reductions.items()
         }
         # Chunks into the workspace.
-        whole = self.axis.size.as_int() or 1
-        chunk = Axis("chunk", number(-(-whole // self.chunks)), True)
-        axes = (split, *outer, *(chunk if a is self.axis else a for a in inner))
+        whole = cut.axis.size.as_int() or 1
+        chunk = Axis("chunk", number(-(-whole // cut.chunks)), True)
+        inner = [chunk if a is cut.axis else a for a in self.kernel.inner if a not in cut.whole]
+        axes = (*splits, *outer, *inner)
         place = split.var * chunk.size + chunk.var
-        recorder = _Rerecorder(axes, self, place if whole % self.chunks else None, whole)
-        body.replay(recorder, {intern_symbol(self.axis.name): place})
+        recorder = _Rerecorder(axes, self, place if whole % cut.chunks else None, whole)
+        body.replay(recorder, {intern_symbol(cut.axis.name): place})
         write = _Rerecorder(axes, self)
         for key, buffer in partial.items():
-            index = dot([split.var, *(a.var for a in outer)], buffer.strides)
+            index = dot([a.var for a in (*splits, *outer)], buffer.strides)
             write.store(buffer.name, index, Recorder.carried(write, key, buffer.dtype))
         self._add(axes, [Stage("inner", recorder.body()), Stage("outer", write.body())])
         # The workspace into one value a point, and what is computed once a point.
-        gather = _Rerecorder((*outer, replace(split, inner=True)), self)
+        summed = tuple(replace(a, inner=True) for a in splits)
+        gather = _Rerecorder((*outer, *summed), self)
         joins: list[Stage] = []
         for key, buffer in partial.items():
             reduction = reductions[key]
-            index = dot([split.var, *(a.var for a in outer)], buffer.strides)
+            index = dot([a.var for a in (*splits, *outer)], buffer.strides)
             if reduction.about is None:
                 gather.reduce(reduction.kind, key, gather.load(buffer.name, index, buffer.dtype))
             else:
-                joins.append(self._join_moments(key, reduction.about, partial, index, split))
+                joins.append(self._join_moments(key, reduction.about, partial, index, summed))
         stages = [Stage("inner", gather.body()), *joins]
         for stage in following:
             again = _Rerecorder(outer, self)
@@ -200,5 +229,5 @@ class _Splitter:
             keep.store(fresh[key].name, self.outer_index(fresh[key]), Recorder.carried(keep, key, dtype))
         if fresh:
             stages.append(Stage("outer", keep.body()))
-        self._add((*outer, replace(split, inner=True)), stages)
+        self._add((*outer, *summed), stages)
         self.finished |= fresh

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from primtorch.symbolic.expr import IntExpr
+from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel, Stage
 
@@ -36,7 +37,8 @@ HEADER_TEXT = HEADER + PRELUDE
 
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
-    return source_of(kernel, body_of(kernel))
+    title = described((stage.body for stage in kernel.stages), kernel.laid_out(Layout).shape)
+    return source_of(kernel, body_of(kernel), title)
 
 
 def body_of(kernel: Kernel) -> list[str]:
@@ -44,8 +46,8 @@ def body_of(kernel: Kernel) -> list[str]:
     return _LoopWriter(kernel).write()
 
 
-def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
-    """The function with a kernel's arguments and this body. Raises Unsupported."""
+def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
+    """The function with a kernel's arguments and this body; its name begins with `title`. Raises Unsupported."""
     layout = kernel.laid_out(Layout)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
@@ -53,15 +55,15 @@ def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
     parameters = ", ".join(name for name, _ in (*pointers, *integers))
-    name = f"triton_{layout.shape}"
     signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
-    lines = [HEADER_TEXT, "", "@triton.jit", f"def {name}({parameters}):"]
+    lines = ["@triton.jit", f"def {PLACEHOLDER}({parameters}):"]
     lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
     lines += ["    " + line for line in body]
+    name, text = finished(title, "\n".join(lines) + "\n")
     written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)
     return TritonSource(
         name,
-        "\n".join(lines) + "\n",
+        text,
         (*pointers, *integers),
         layout.warps,
         layout.stages,
@@ -70,6 +72,12 @@ def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
         kernel.symbols,
         written,
     )
+
+
+def finished(title: str, function: str) -> tuple[str, str]:
+    """The name of a function, and the whole text."""
+    name = name_of(title, function)
+    return name, f"{HEADER_TEXT}\n\n{function.replace(f'def {PLACEHOLDER}(', f'def {name}(', 1)}"
 
 
 class Writer:
