@@ -12,8 +12,10 @@ from torch import fx
 
 import torchcompile
 import torchinductor
+from primtorch.operators import window
 from torchinductor.codegen.base import traits_of
 from torchinductor.cost import Traffic, traffic_of
+from torchinductor.kept_rows import align_kept_rows
 from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import Operation
 from torchinductor.source import planned_operations
@@ -57,14 +59,22 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
 
 @contextmanager
 def _planning(found: dict[str, Traffic], show: Show | None) -> Iterator[None]:
-    """Graphs are planned for a GPU and not built."""
-    kept = torchinductor.compile_graph, torchinductor.choose_layouts
-    torchinductor.compile_graph = counted(found, show)
-    torchinductor.choose_layouts = lambda gm: channels_last_convolutions(gm, lambda _: traits_of(CUDA))
+    """Graphs are planned for a GPU and not built; rules that ask whether a value is on the CPU hear that it is not."""
+    traits = lambda _: traits_of(CUDA)
+    planned = {
+        (torchinductor, "compile_graph"): counted(found, show),
+        (torchinductor, "choose_layouts"): lambda gm: channels_last_convolutions(gm, traits),
+        (torchinductor, "choose_kept_layouts"): lambda kept: align_kept_rows(kept, traits),
+        (window, "walks_windows"): lambda _: False,
+    }
+    own = {place: getattr(*place) for place in planned}
     try:
+        for place, function in planned.items():
+            setattr(*place, function)
         yield
     finally:
-        torchinductor.compile_graph, torchinductor.choose_layouts = kept
+        for place, function in own.items():
+            setattr(*place, function)
 
 
 def traffic_of_step(

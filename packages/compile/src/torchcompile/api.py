@@ -344,7 +344,8 @@ def profile(fn: Callable[..., object], *args: object, runs: int = 10, **kwargs: 
     """Calls `fn(*args, **kwargs)`, of which compiled code is part, and measures each kernel and call of that code.
 
     `print` the result, or write its page with `.html(path)`; `report().html()` then has the times, too. Each row of it
-    is one of torch.profiler's, by the same name. The function is called `2 * runs + 2` times.
+    is one of torch.profiler's, by the same name. On a GPU a row's time is that of its kernels; of what a CUDA graph
+    replays, generated kernels have rows and PyTorch's none. The function is called `2 * runs + 2` times.
 
     Args:
         fn: a compiled function or module, or a function around it: a step with its backward, say.

@@ -60,12 +60,18 @@ def partitioner_of(options: CompileOptions) -> Partitioner:
 
 
 def laid_out(partitioner: Partitioner) -> Partitioner:
-    """Chooses the values' order in memory for the whole program, and then what to keep."""
+    """Chooses the values' order in memory for the whole program, then what to keep, and how that lies."""
 
     @functools.wraps(partitioner)
     def choose(joint: JointGraph) -> Partition:
         torchinductor.choose_layouts(joint.module)
-        return partitioner(joint)
+        parts = partitioner(joint)
+        names = parts.saved_placeholders
+        placeholders = {n.name: n for n in parts.backward.graph.nodes if n.op == "placeholder"}
+        kept = zip(parts.saved_values, (placeholders[name] for name in names), strict=True)
+        if torchinductor.choose_kept_layouts(kept):
+            parts.forward.recompile()
+        return parts
 
     return choose
 

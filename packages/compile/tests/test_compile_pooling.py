@@ -1,0 +1,111 @@
+"""Max pools in training: values, gradients of both orders are eager's, whoever reads the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchcompile
+
+Tensor = torch.Tensor
+LAST = torch.channels_last
+
+
+def relu_before(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(x), 3, 2, 1)
+
+
+def normalised_before(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(F.batch_norm(x, None, None, training=True)), 3, 2, 1).sin()
+
+
+def two_readers(x: Tensor) -> Tensor:
+    y = x.sin()
+    return F.max_pool2d(y, 2).sum() + F.max_pool2d(y, (3, 2), (1, 2), (1, 0), ceil_mode=True).square().sum()
+
+
+def with_indices(x: Tensor) -> tuple[Tensor, Tensor]:
+    y, at = F.max_pool2d(x * 2, 3, 2, return_indices=True)
+    return y.cos(), at
+
+
+PROGRAMS: dict[str, tuple[Callable[..., object], Tensor]] = {
+    "relu, then a pool": (relu_before, torch.randn(2, 5, 9, 8).to(memory_format=LAST)),
+    "a batch norm, then a pool": (normalised_before, torch.randn(3, 16, 10, 12).to(memory_format=LAST)),
+    "by rows": (normalised_before, torch.randn(3, 4, 10, 12)),
+    "one channel": (relu_before, torch.randn(3, 1, 7, 6).to(memory_format=LAST)),
+    "two pools of one value": (two_readers, torch.randn(2, 4, 9, 10).to(memory_format=LAST)),
+    "indices are results": (with_indices, torch.randn(2, 4, 9, 10).to(memory_format=LAST)),
+    "without a batch": (lambda x: F.max_pool2d(x.exp(), 3, 2, 1), torch.randn(3, 9, 8)),
+    "along a line": (lambda x: F.max_pool1d(x.exp(), 3, 2, 1, ceil_mode=True), torch.randn(2, 3, 11)),
+    "of volumes": (
+        lambda x: F.max_pool3d(x.exp(), 3, 2, 1),
+        torch.randn(2, 3, 5, 6, 7).to(memory_format=torch.channels_last_3d),
+    ),
+    "dilated": (lambda x: F.max_pool2d(x.exp(), 3, 3, 1, 2), torch.randn(2, 8, 12, 11).to(memory_format=LAST)),
+    "of nothing": (relu_before, torch.randn(0, 4, 8, 8).to(memory_format=LAST)),
+}
+
+
+def first_of(result: object) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result  # type: ignore[return-value]
+
+
+def gradients(fn: Callable[..., object], x: Tensor) -> tuple[object, ...]:
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    result = fn(leaf)
+    (grad,) = torch.autograd.grad(first_of(result).double().square().sum(), leaf)
+    return result, grad
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients(name: str, dynamic: bool) -> None:
+    fn, x = PROGRAMS[name]
+    compiled = torchcompile.compile(fn, fullgraph=True, dynamic=dynamic)
+    for sample in (x, torch.randn((*x.shape[:-1], x.shape[-1] + 3)).contiguous(memory_format=torch.preserve_format)):
+        for dtype in (torch.float64, torch.float32):
+            torch.testing.assert_close(gradients(compiled, sample.to(dtype)), gradients(fn, sample.to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_added_in_more(dtype: torch.dtype) -> None:
+    """Eager adds the gradients of overlapping windows in sixteen bits; the truth is that of the same maxima."""
+    x = torch.randn(2, 8, 20, 20).to(dtype).to(memory_format=LAST)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 3, 1, 1)
+
+    found, eager, truth = (
+        gradients(f, sample)[1]
+        for f, sample in ((torchcompile.compile(fn, fullgraph=True), x), (fn, x), (fn, x.double()))
+    )
+    error, allowed = ((g.double() - truth).abs().max() for g in (found, eager))  # type: ignore[union-attr]
+    assert error <= allowed
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.expected_eager()
+def test_second_derivatives() -> None:
+    fn, x = PROGRAMS["a batch norm, then a pool"]
+    for sample in (x.double(), x.double().contiguous()):
+        found = []
+        for f in (torchcompile.compile(fn), fn):
+            leaf = sample.clone(memory_format=torch.preserve_format).requires_grad_()
+            (grad,) = torch.autograd.grad(f(leaf).square().sum(), leaf, create_graph=True)  # type: ignore[attr-defined]
+            found.append(torch.autograd.grad(grad.square().sum(), leaf))
+        torch.testing.assert_close(*found)
+
+
+def test_deterministic_algorithms_need_no_call() -> None:
+    fn, x = PROGRAMS["relu, then a pool"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled = torchcompile.compile(fn, fullgraph=True)
+        torch.testing.assert_close(gradients(compiled, x), gradients(fn, x))
+        assert sum(graph.aten_calls for graph in torchcompile.report().graphs) == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
