@@ -1,14 +1,19 @@
 """Whole models: eager, torch.compile and this stack side by side, one process a (model, compiler).
 
     python tools/bench/models.py                                       tiny models on CPU, training and inference
-    python tools/bench/models.py --device cuda --scale full --dtype amp --models hf/BertForMaskedLM tv/resnet18
+    python tools/bench/models.py --device cuda --scale full --dtype amp --models hf/T5Small,8,1024 tv/resnet18,64
+    python tools/bench/models.py --device cuda --scale full --dtype amp --models full-size --together 8 --kernels FOLDER
     python tools/bench/models.py --write docs/results/NAME.md
 
-Each process starts with empty caches, measures eager and one compiler in turns, and compares the loss and all
-gradients with eager in float64. Columns: median milliseconds of a step, the ratio to eager's of the same
-process (above 1: faster than eager), seconds from the call to the first result, relative errors with eager's
-own in parentheses, peak memory (CUDA), and what the report counts. It exits with an error that lists whatever ran
-eagerly, twice or differently (--allow-eager: without one).
+A model is suite/name[,batch[,length]]; "full-size" stands for the list of zoo.py. Each process starts with empty
+caches, measures eager and one compiler in turns, and compares the loss and all gradients with eager in float64.
+Columns: median milliseconds of a step, the ratio to eager's of the same process (above 1: faster than eager), seconds
+from the call to the first result, relative errors with eager's own in parentheses, peak memory (CUDA), and what the
+report counts. It exits with an error that lists whatever ran eagerly, twice or differently (--allow-eager: without
+one).
+
+With --together N, N processes build and compile at once and then wait; steps are timed in one process after the other,
+so that nothing else runs beside them. The seconds to the first result are those of a machine shared by N.
 """
 
 from __future__ import annotations
@@ -16,16 +21,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import fcntl
 import json
 import os
 import platform
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from zoo import FULL_SIZE, build
 
 DEFAULT_MODELS = (
     "hf/BertForMaskedLM", "hf/GPT2ForSequenceClassification", "hf/T5Small", "hf/AlbertForMaskedLM",
@@ -42,7 +54,6 @@ class Bench:
 
     def __init__(self, case: dict[str, Any]) -> None:
         import torch
-        from zoo import build
 
         self.case = case
         self.train = case["mode"] == "train"
@@ -115,19 +126,29 @@ def errors(found: tuple[Any, dict[str, Any]], truth: tuple[Any, dict[str, Any]])
     return value, (difference / (norm + 1e-30)) ** 0.5
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Only one process of this benchmark at a time is in here: float64 needs much of a GPU's memory."""
+    with open(Path(tempfile.gettempdir()) / "models_benchmark.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    # closed, and so unlocked
+
+
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """One (model, compiler) in this process."""
+    """One (model, compiler) in this process: compiled and judged, then, when a line says so, timed."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parent))
     bench = Bench(case)
     model = bench.model
-    judge = copy.deepcopy(model).double()
-    truth = bench.results(judge, double=True)
-    del judge
     row = dict(case)
-    row["eager_error"], row["eager_gradient_error"] = errors(bench.results(model), truth)
-    row["eager_ms"], row["eager_peak_mb"] = bench.median_ms(model), bench.peak_mb(model)
+    with _alone():
+        judge = copy.deepcopy(model).double()
+        truth = bench.results(judge, double=True)
+        del judge
+        row["eager_error"], row["eager_gradient_error"] = errors(bench.results(model), truth)
+        if case["device"] == "cuda":
+            torch.cuda.empty_cache()
     if case["compiler"] == "torch":
         compiled = torch.compile(model)
     else:
@@ -142,9 +163,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     found = bench.results(compiled)
     row["missing"] = len(truth[1].keys() - found[1].keys())
     row["error"], row["gradient_error"] = errors(found, truth)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    row["eager_ms"], row["eager_peak_mb"] = bench.median_ms(model), bench.peak_mb(model)
     row["ms"], row["peak_mb"] = bench.median_ms(compiled), bench.peak_mb(compiled)
     row["eager_ms"] = min(row["eager_ms"], bench.median_ms(model))
     row["ratio"] = row["eager_ms"] / row["ms"]
+    if case["kernels"]:
+        row["kernels"] = {"eager": longest_kernels(bench, model), "compiled": longest_kernels(bench, compiled)}
     if case["compiler"] == "torchcompile":
         report = torchcompile.report()
         row["graphs"] = report.captured
@@ -156,17 +182,92 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def in_fresh_process(case: dict[str, Any], timeout: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+def longest_kernels(bench: Bench, candidate: Any, rows: int = 60) -> str:
+    """Device milliseconds and calls of the kernels that take longest in one step, as lines of text."""
+    import torch
+
+    bench.step(candidate)
+    bench.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        bench.step(candidate)
+        bench.synchronize()
+    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    total = sum(e.self_device_time_total for e in events) / 1e3
+    lines = [f"{e.self_device_time_total / 1e3:9.3f} ms {e.count:5d} x {e.key[:150]}" for e in events[:rows]]
+    return "\n".join([f"{total:9.3f} ms on the device in {sum(e.count for e in events)} launches", *lines])
+
+
+class Worker:
+    """A fresh process for one (model, compiler), with empty caches of its own."""
+
+    def __init__(self, case: dict[str, Any], timeout: float) -> None:
+        self.case = case
+        self.end = time.monotonic() + timeout
+        self.timeout = timeout
+        self.folder = tempfile.TemporaryDirectory()
         caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "TORCHCOMPILE_CACHE")
-        env = dict(os.environ, **{name: f"{folder}/{name.lower()}" for name in caches})
-        command = [sys.executable, __file__, "--case", json.dumps(case)]
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
-        except subprocess.TimeoutExpired:
-            return dict(case, failed=f"no result in {timeout:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else dict(case, failed=done.stderr.strip().splitlines()[-1:])
+        env = dict(os.environ, **{name: f"{self.folder.name}/{name.lower()}" for name in caches})
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `row`
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--case", json.dumps(case)],
+            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+        )  # fmt: skip
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")  # the process has ended
+
+    def _wait_for(self, start: str) -> str:
+        """The next line that begins so; "" where the process ended or its time is up."""
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.0, self.end - time.monotonic()))
+            except queue.Empty:
+                return ""
+            if not line or line.startswith(start):
+                return line
+
+    def ready(self) -> bool:
+        """Whether it has compiled and waits to be timed."""
+        return bool(self._wait_for("ready"))
+
+    def row(self) -> dict[str, Any]:
+        """What it measures now, or why it failed. The process ends."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        line = self._wait_for("{")
+        late = not line and self.process.poll() is None and time.monotonic() >= self.end
+        self.process.kill()
+        self.process.wait()
+        self.errors.seek(0)
+        said = [f"no result in {self.timeout:.0f} s"] if late else self.errors.read().strip().splitlines()[-1:]
+        self.errors.close()
+        self.folder.cleanup()
+        return json.loads(line) if line else dict(self.case, failed=said)
+
+
+def in_fresh_processes(cases: Sequence[dict[str, Any]], together: int, timeout: float) -> Iterator[dict[str, Any]]:
+    """A row for each case; `together` of them compile at once, and are timed one after the other."""
+    for start in range(0, len(cases), together):
+        workers = [Worker(case, timeout) for case in cases[start : start + together]]
+        ready = [worker.ready() for worker in workers]
+        for worker, whether in zip(workers, ready, strict=True):
+            if whether:
+                worker.end = time.monotonic() + timeout
+            yield worker.row()
+
+
+def sized(model: str, batch: int, length: int) -> dict[str, Any]:
+    """suite/name[,batch[,length]] as fields of a case."""
+    name, *sizes = model.split(",")
+    numbers = [*map(int, sizes), *(batch, length)[len(sizes) :]]
+    return {"model": name, "batch": numbers[0], "length": numbers[1]}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -203,6 +304,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1.5, help="how long each median is measured")
     parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--together", type=int, default=1, help="how many processes compile at once")
+    parser.add_argument("--kernels", type=Path, help="folder for lists of the longest kernels of each model's step")
     parser.add_argument("--allow-eager", action="store_true", help="no error where a model is not compiled as a whole")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -212,14 +315,23 @@ def main() -> None:
         return
     import torch
 
-    shared = {k: getattr(arguments, k) for k in ("device", "dtype", "scale", "batch", "length", "seconds")}
+    shared = {k: getattr(arguments, k) for k in ("device", "dtype", "scale", "seconds")}
+    shared["kernels"] = arguments.kernels is not None
+    cases = [
+        dict(shared, **sized(model, arguments.batch, arguments.length), mode=mode, compiler=compiler)
+        for model in (FULL_SIZE if arguments.models == ["full-size"] else arguments.models)
+        for mode in arguments.modes
+        for compiler in arguments.compilers
+    ]
     rows = []
-    for model in arguments.models:
-        for mode in arguments.modes:
-            for compiler in arguments.compilers:
-                case = dict(shared, model=model, mode=mode, compiler=compiler)
-                rows.append(in_fresh_process(case, arguments.timeout))
-                print(table(rows[-1:]).splitlines()[-1], flush=True)
+    for row in in_fresh_processes(cases, arguments.together, arguments.timeout):
+        rows.append(row)
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+        if isinstance(kernels := row.pop("kernels"), dict):
+            arguments.kernels.mkdir(parents=True, exist_ok=True)
+            name = f"{row['model'].replace('/', '-')}-{row['mode']}"
+            for side, text in {"eager": kernels["eager"], row["compiler"]: kernels["compiled"]}.items():
+                (arguments.kernels / f"{name}-{side}.txt").write_text(f"{text}\n")
     ratios = {c: [r["ratio"] for r in rows if r["compiler"] == c and "ratio" in r] for c in arguments.compilers}
     means = ", ".join(f"{c} {statistics.geometric_mean(v):.2f}x over {len(v)}" for c, v in ratios.items() if v)
     cpu = f"{platform.machine()}, {os.cpu_count()} cores"

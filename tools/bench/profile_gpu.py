@@ -9,26 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-
 import torchcompile
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models import Bench
-
-
-def longest(bench: Bench, candidate: torch.nn.Module, rows: int) -> str:
-    """Device milliseconds and calls of the kernels that take longest in one step."""
-    for _ in range(3):
-        bench.step(candidate)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        bench.step(candidate)
-        torch.cuda.synchronize()
-    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    total = sum(e.self_device_time_total for e in events) / 1e3
-    lines = [f"{e.self_device_time_total / 1e3:9.3f} ms {e.count:5d} x {e.key[:110]}" for e in events[:rows]]
-    return "\n".join([f"{total:9.3f} ms on the device", *lines])
+from models import Bench, longest_kernels
 
 
 def main() -> None:
@@ -41,9 +25,9 @@ def main() -> None:
     arguments = parser.parse_args()
     case = dict(vars(arguments), device="cuda", scale="full", mode="train", seconds=1.0)
     bench = Bench(case)
-    print("eager\n" + longest(bench, bench.model, arguments.rows))
+    print("eager\n" + longest_kernels(bench, bench.model, arguments.rows))
     compiled = torchcompile.compile(bench.model)
-    print("compiled\n" + longest(bench, compiled, arguments.rows))
+    print("compiled\n" + longest_kernels(bench, compiled, arguments.rows))
     print(f"peak MB: eager {bench.peak_mb(bench.model):.0f}, compiled {bench.peak_mb(compiled):.0f}")
     print(torchcompile.report())
 

@@ -20,6 +20,18 @@ from torchvision_import import import_torchvision
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+# Public models with the batches (and lengths of sequences) that they are trained with on one large GPU.
+FULL_SIZE = (
+    "hf/BertForMaskedLM,16,512", "hf/GPT2ForSequenceClassification,8,1024", "hf/DistillGPT2,32,512",
+    "hf/DebertaV2ForMaskedLM,8,512", "hf/AlbertForMaskedLM,8,512", "hf/T5Small,8,1024", "hf/OPTForCausalLM,4,1024",
+    "hf/DistilBertForMaskedLM,64,128", "hf/RobertaForQuestionAnswering,32,512", "hf/ElectraForCausalLM,64,512",
+    "hf/BartForCausalLM,8,1024", "hf/XLNetLMHeadModel,16,512", "hf/MobileBertForMaskedLM,64,128",
+    "timm/mobilenetv3_large_100,256", "timm/tf_efficientnet_b0,128", "timm/vit_base_patch16_224,128",
+    "timm/swin_base_patch4_window7_224,64", "timm/convnext_base,64", "timm/mixer_b16_224,128",
+    "timm/beit_base_patch16_224,64", "timm/xcit_large_24_p8_224,8", "timm/regnety_002,512", "timm/nfnet_l0,64",
+    "tv/resnet50,128", "tv/resnet18,128", "tv/densenet121,64", "tv/vgg16,64",
+)  # fmt: skip
+
 # Names that are not the class's own: (class, changes of its config).
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "T5Small": ("T5ForConditionalGeneration", {}),

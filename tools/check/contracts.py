@@ -105,7 +105,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "ops", "indexing", "schemas", "cache"),
         ("ir", "events", "cuda_graphs"),
         ("lowering", "executor"),
-        ("ownership", "native", "cost", "layouts"),
+        ("ownership", "native", "cost", "layouts", "kept_rows"),
         ("scheduling", "parts"),
         ("codegen",),
         ("emit", "source"),
