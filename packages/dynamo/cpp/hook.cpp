@@ -1,8 +1,11 @@
 #include "hook.h"
 
-// The interpreter's frame layout is internal: this file alone depends on it.
+// The interpreter's frame layout, and whether it collects garbage, are internal: this file alone depends on them.
 #define Py_BUILD_CORE 1
+#undef HAVE_STD_ATOMIC  // C's header of atomics is none of C++; the layouts are the same without
+#undef _PyGC_FINALIZED  // Python 3.12: a macro, and a function of the internal header
 #include "internal/pycore_frame.h"
+#include "internal/pycore_interp.h"
 #undef Py_BUILD_CORE
 
 #include <cstdint>
@@ -222,6 +225,18 @@ bool suspends(PyCodeObject* code) {
   return (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) != 0;
 }
 
+bool is_dead_reference(PyObject* object) {
+  return object != nullptr && PyWeakref_CheckRef(object) && weak_target(object) == nullptr;
+}
+
+// Whether the interpreter calls the function of itself, in the middle of the program: while it collects garbage, within
+// a tracer or a profiler, or as the callback (of a method: with `self`) of a weak reference that died.
+bool is_asynchronous(PyThreadState* tstate, _PyInterpreterFrame* frame) {
+  if (tstate->interp->gc.collecting || tstate->tracing) return true;
+  int count = frame_code(frame)->co_argcount;
+  return (count == 1 || count == 2) && is_dead_reference(frame->localsplus[count - 1]);
+}
+
 PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwflag) {
   _PyFrameEvalFunction plain = previous_evaluator;
   PyObject* hook = thread_state.hook;
@@ -239,6 +254,10 @@ PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwf
   Decisions* decisions = decisions_of(code, false);
   Ref owner = Ref::share(hook);
   Verdict verdict = decisions != nullptr ? look_up(*decisions, as_hook(hook)->id, function, &callable) : Verdict::unknown;
+  if (verdict == Verdict::unknown && is_asynchronous(tstate, frame)) {
+    HookPause pause;
+    return plain(tstate, frame, throwflag);  // undecided: the program may call it, too
+  }
   if (verdict == Verdict::unknown) verdict = decide(as_hook(hook), code, function, &callable);
   PyObject* result = nullptr;
   if (verdict == Verdict::use && suspends(code)) {

@@ -48,6 +48,7 @@ from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import Mark, MarkKind, mark_of
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
+from torchdynamo.outside.asynchronous import handles_a_signal, is_finalizer
 from torchdynamo.outside.imports import is_import_machinery
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
 from torchdynamo.sources import Scope, Source
@@ -441,6 +442,8 @@ class Nested:
             return None
         if is_import_machinery(code):
             return False  # a module's own code makes modules, classes and tables, once: none of it is the program
+        if is_finalizer(code) or handles_a_signal(function):
+            return False
         ledger = self.arguments[-1].ledger
         mark, marked = _users_mark(function)
         if mark is not None:
