@@ -47,8 +47,8 @@ from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import Mark, MarkKind, mark_of
-from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.asynchronous import handles_a_signal, is_finalizer
+from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.imports import is_import_machinery
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
 from torchdynamo.sources import Scope, Source
