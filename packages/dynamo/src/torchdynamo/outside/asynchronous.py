@@ -22,5 +22,6 @@ def handles_a_signal(function: types.FunctionType) -> bool:
 def _function_of(handler: object) -> object:
     if isinstance(handler, types.FunctionType):
         return handler
-    method = handler if isinstance(handler, types.MethodType) else getattr(type(handler), "__call__", None)
-    return getattr(method, "__func__", method)
+    if isinstance(handler, types.MethodType):
+        return handler.__func__
+    return vars(type(handler)).get("__call__")
