@@ -147,6 +147,16 @@ def asks_for_an_exact_number(x: torch.Tensor) -> tuple[decimal.Decimal, torch.Te
     return exact, y * 2
 
 
+@case("list_of_each_length", whole="print")
+def reads_a_list_of_each_length(x: torch.Tensor) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    while len(found) < 9:
+        found.append(x + 1)
+        print(end="")
+        x = torch.stack(found).mean(0)  # here
+    return x
+
+
 @case("generator")
 def gives_a_generator_that_began(x: torch.Tensor) -> tuple[Any, Any]:
     rows = (x + i for i in range(3))

@@ -11,6 +11,7 @@ from torch import nn
 
 import torchdynamo
 from torchdynamo.api import owner_of
+from torchdynamo.stats import TOTAL
 
 
 class Region:
@@ -265,6 +266,39 @@ def test_a_loop_until_a_list_is_full_has_no_version_for_each_length(program: Any
         torch.testing.assert_close(compiled(torch.arange(4.0), n), program(torch.arange(4.0), n))
     stats = owner_of(compiled).stats
     assert not stats.fallbacks and stats.graphs <= limit, stats
+
+
+def keeps_until_none_is_left(scores: torch.Tensor) -> Any:
+    kept: list[Any] = []
+    while scores.numel() > 0:
+        kept.append(scores[0].item())
+        scores = scores[1:][scores[1:] > 0.0]
+    return torch.tensor(kept), kept
+
+
+def stacks(parts: list[torch.Tensor]) -> Any:
+    y = parts[0] * 2
+    for part in parts:
+        y = y + part
+    return torch.stack(parts) + y, len(parts)
+
+
+def appends_and_joins(parts: list[torch.Tensor]) -> Any:
+    parts.append(parts[0] + 1)
+    return torch.cat(parts).sum(), [part * 2 for part in parts]
+
+
+@pytest.mark.parametrize("program", [keeps_until_none_is_left, stacks, appends_and_joins])
+def test_lists_that_are_read_at_any_length_leave_no_function_to_eager(program: Any) -> None:
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    for n in (3, 5, 12, 4, 7, 6, 1, 9, 2, 14, 8):
+        x = torch.arange(1.0, n + 1)
+        given = [x.clone() if program is keeps_until_none_is_left else list(x.unbind()) for _ in range(2)]
+        if program is appends_and_joins:
+            given = [[part.reshape(1) for part in parts] for parts in given]
+        torch.testing.assert_close(compiled(given[0]), program(given[1]))
+        torch.testing.assert_close(given[0], given[1])
+    assert not owner_of(compiled).stats.fallbacks, TOTAL.events
 
 
 @pytest.mark.parametrize("fails", ["raises", "refuses the number", "breaks and raises"])

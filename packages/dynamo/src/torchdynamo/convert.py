@@ -292,7 +292,7 @@ def _capture(
                 state.plain_texts |= origins.places
                 state.fixed |= origins.sources
             case ReadsWhole(source=source):
-                (whole if capture.outside.asked_length(source) else state.fixed).add(source)
+                whole.add(source)
             case Raised(error=DataDependent()) if not state.breaks_at_data:
                 state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
                 told = told.to_the_end()

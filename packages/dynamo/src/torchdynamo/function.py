@@ -308,6 +308,7 @@ class Function:
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
             guards_floats=self.guards_floats,
+            breaks_at_lists=not self.options.fullgraph,
         )
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:

@@ -62,6 +62,12 @@ _TABLE = (
         " function",
     ),
     Reason(
+        "list_of_each_length",
+        "the program reads a list that had another length in every version so far: it is read behind the graph, so that"
+        " the next length needs no further version",
+        "keep what is in the list in a tensor, or read the list outside of the compiled function",
+    ),
+    Reason(
         "operator_without_meta",
         "the operator has no shape rule for tensors without data",
         "register a fake implementation for the operator",

@@ -102,6 +102,8 @@ class TensorInputs(Protocol):
     def text(self, value: object, source: Source) -> object: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
+
+    def breaks_at_lists(self) -> bool: ...
     def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
 
 
@@ -378,7 +380,7 @@ class Externals:
             shadow = value if isinstance(value, frozenset) else value.copy()
             return self._shadow(value, source, shadow, set(items))
         if kind is list and self.inputs.grows(source):
-            return self._shadow(value, source, GrowingList(source), [])
+            return self._shadow(value, source, GrowingList(source, self.inputs.breaks_at_lists()), [])
         self.guard(source, GuardKind.LENGTH, len(value))
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))

@@ -3,7 +3,7 @@
 Such a list is told by its length, which differed between calls. Capture sees an empty list in its place, whose contents
 are what the program appended; generated code extends the real one by them. Its length is a number of each call, and
 what the program asks of that is guarded. A program that asks for more is captured again, with all of the list read and
-guarded.
+guarded. One that has a good many versions by then ends its graph there, and what is behind it gets the list as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import types
 from typing import NoReturn
 
 from torchdynamo.interpreter.protocol import Escape
+from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Source
 
 __all__ = ["GrowingList", "ReadWhole", "length_of", "refuse_growing"]
@@ -32,17 +33,24 @@ class _Refusal:
         return self if obj is None else types.MethodType(self, obj)
 
     def __call__(self, obj: GrowingList, *args: object, **kwargs: object) -> NoReturn:
-        raise ReadWhole(obj.source)
+        raise obj.refusal()
 
 
 class GrowingList(list[object]):
-    """What was appended to the list at `source`."""
+    """What was appended to the list at `source`; `breaks` where a program that asks for more is not captured again."""
 
-    __slots__ = ("source",)
+    __slots__ = ("breaks", "source")
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, breaks: bool) -> None:
         super().__init__()
         self.source = source
+        self.breaks = breaks
+
+    def refusal(self) -> Escape:
+        """What is raised where the program asks for the list."""
+        if self.breaks:
+            return BreakGraph("list_of_each_length", f"the list at {self.source.expression()}")
+        return ReadWhole(self.source)
 
 
 _ANSWERED = frozenset({"append", "extend", "__iadd__"})
@@ -64,4 +72,4 @@ def refuse_growing(fn: object, args: tuple[object, ...], kwargs: dict[str, objec
         if type(value) is GrowingList:
             module = getattr(fn, "__module__", None) or ""
             if type(fn) not in (types.FunctionType, types.MethodType) or module.partition(".")[0] == "torch":
-                raise ReadWhole(value.source)
+                raise value.refusal()

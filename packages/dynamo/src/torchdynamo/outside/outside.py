@@ -216,10 +216,6 @@ class Outside:
         came_with: Any = self.symbol_at(Reading(grown.source, length_of), length_of(known.original), 0, None)
         return came_with + length_of(grown)  # type: ignore[no-any-return]
 
-    def asked_length(self, source: Source) -> bool:
-        """Whether the program asked for the length of the growing list at the source."""
-        return Reading(source, length_of) in self._numbers
-
     def text(self, value: object, source: Source) -> object:
         """A text of the outside, bytes, a decimal number: itself, guarded, or one of each call when it changed between
         calls."""
@@ -240,6 +236,10 @@ class Outside:
     def grows(self, source: Source) -> bool:
         """Whether the list at the source had another length in an earlier call."""
         return source in self.dynamic.changed
+
+    def breaks_at_lists(self) -> bool:
+        """Whether what reads a list of another length than before ends the graph, in place of one more version."""
+        return self.dynamic.breaks_at_lists and self.dynamic.versions >= _VERSIONS_BY_LENGTH
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols: of a growing list's length, the list."""
@@ -741,6 +741,9 @@ class Outside:
 
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
 _UNROLLED_ROUNDS = 2
+
+# Versions from which on a list's length makes no further one: half of what a function may have by default.
+_VERSIONS_BY_LENGTH = 4
 
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
