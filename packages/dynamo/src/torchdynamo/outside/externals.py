@@ -102,8 +102,7 @@ class TensorInputs(Protocol):
     def text(self, value: object, source: Source) -> object: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
-
-    def breaks_at_lists(self) -> bool: ...
+    def breaks_at_lists(self) -> bool: ...  # reading one of another length ends the graph
     def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
 
 
