@@ -47,19 +47,14 @@ def lowest(kind: str, dtype: torch.dtype) -> str:
     return constant_text(info.min if "max" in kind else info.max, dtype)
 
 
-def accumulate(text: StageText, made: Accumulator, value: Value, position: Value | None) -> None:
-    """Adds a value to a reduction whose result is one number."""
+def accumulate(text: StageText, made: Accumulator, value: Value, place: str | None) -> None:
+    """Adds a value to a reduction whose result is one number. `place`: the text of the element's position."""
     kind, name, v = made.kind, made.name, value.text
     type_ = value_type(made.dtype)
     inside = text.inside
     if made.arg:
-        assert position is not None
-        sign = ">" if kind == "argmax" else "<"
-        first = 0 if text.layout.ascending else -1
-        text.declared += [f"{type_} {name}_v = {lowest(kind, made.dtype)}; i64 {name} = {first};"]
-        better = _better(sign, v, f"{name}_v", position.text, None if text.layout.ascending else name, made.dtype)
-        inside.append(f"if (__builtin_expect({better}, 0)) {{ {name}_v = {v}; {name} = {position.text}; }}")
-        text.sequential = True
+        assert place is not None
+        _find_best(text, made, v, place)
     elif kind in ("amax", "amin"):
         sign = ">" if kind == "amax" else "<"
         text.declared.append(f"{type_} {name} = {lowest(kind, made.dtype)};")
@@ -87,6 +82,38 @@ def accumulate(text: StageText, made: Accumulator, value: Value, position: Value
             text.declared.append(f"{type_} {name} = {_IDENTITY[kind]};")
         inside.append(f"{target} {sign}= {v};")
         text.reductions.append(f"reduction({sign}:{target})")
+
+
+def _find_best(text: StageText, made: Accumulator, value: str, place: str) -> None:
+    """A block's best value by vectors; where it beats the best so far, which is seldom, its place in the block.
+
+    The first of equal values wins, and a NaN wins over all that is none. Blocks come in the order of positions where
+    there is one inner axis (`ascending`); else positions are compared.
+    """
+    name, type_, loop = made.name, value_type(made.dtype), text.loops[-1]
+    assert loop.most is not None
+    largest, ascending = made.kind == "argmax", text.layout.ascending
+    low = lowest(made.kind, made.dtype)
+    text.declared.append(f"{type_} {name}_v = {low}, {name}_all[{loop.most}]; i64 {name} = {0 if ascending else -1};")
+    text.opening.append(f"{type_} {name}_m = {low};")
+    text.inside.append(f"{name}_all[{loop.var} - {loop.start}] = {value};")
+    text.inside.append(f"{name}_m = {value} {'>' if largest else '<'} {name}_m ? {value} : {name}_m;")
+    text.reductions.append(f"reduction({'max' if largest else 'min'}:{name}_m)")
+    if made.dtype.is_floating_point:
+        text.opening.append(f"int {name}_nan = 0;")
+        text.inside.append(f"{name}_nan |= ({value} != {value});")
+        text.reductions.append(f"reduction(|:{name}_nan)")
+        text.closing.append(f"if ({name}_nan) {name}_m = {constant_text(float('nan'), made.dtype)};")
+    beats = f"beats<{'true' if largest else 'false'}>"
+    found = f"const i64 {loop.var} = {loop.start} + first_of({name}_all, {loop.stop} - {loop.start}, {name}_m);"
+    if ascending:
+        text.closing.append(f"if ({beats}({name}_m, {name}_v)) {{ {found} {name} = {place}; {name}_v = {name}_m; }}")
+        return
+    better = f"{name} < 0 || {beats}({name}_m, {name}_v)"
+    text.closing.append(f"if ({name} < 0 || !{beats}({name}_v, {name}_m)) {{")
+    text.closing.append(f"  {found} const i64 at = {place};")
+    text.closing.append(f"  if ({better} || at < {name}) {{ {name} = at; {name}_v = {name}_m; }}")
+    text.closing.append("}")
 
 
 def accumulate_lanes(text: StageText, made: Accumulator, value: Value, position: Value | None) -> None:

@@ -47,6 +47,7 @@ class CppHandler(OpsHandler[Value]):
         self.text = StageText(kernel.laid_out(Layout), stage)
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
+        self.indices: dict[str, str] = {}  # of values that are indices, as text
 
     # emission -------------------------------------------------------------------------------------------------
     def _emit(self, text: str, dtype: torch.dtype, depth: int) -> Value:
@@ -123,8 +124,10 @@ class CppHandler(OpsHandler[Value]):
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
         dtype = compute_dtype(dtype)
-        text = convert_text(f"({self._index(expr)})", dtype, torch.int64)
-        return self._emit(text, dtype, self._depth(expr))
+        place = self._index(expr)
+        made = self._emit(convert_text(f"({place})", dtype, torch.int64), dtype, self._depth(expr))
+        self.indices[made.text] = place
+        return made
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
         name = f"j{self.names.count}"
@@ -195,8 +198,10 @@ class CppHandler(OpsHandler[Value]):
         if about is not None:
             accumulate_moments(self.text, made, self.names.accumulators[about], value)
             return
-        add = accumulate if self.text.layout.lanes is None else accumulate_lanes
-        add(self.text, made, value, position)
+        if self.text.layout.lanes is None:
+            accumulate(self.text, made, value, None if position is None else self.indices[position.text])
+        else:
+            accumulate_lanes(self.text, made, value, position)
 
     def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
         name = f"r{len(self.names.accumulators)}"

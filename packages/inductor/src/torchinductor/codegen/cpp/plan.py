@@ -42,6 +42,7 @@ class Loop:
     start: str = "0"
     step: int = 1
     axis: str | None = None
+    most: int | None = None  # how many iterations it has at most
 
     @property
     def head(self) -> str:
@@ -190,9 +191,12 @@ def _vector_axis(kernel: Kernel) -> Axis | None:
     ordered = _ordered(kernel)
     candidates = [axis for axis in kernel.axes if not (ordered and axis.inner)]
     vector = max(candidates, key=lambda axis: (_score(kernel, axis), kernel.axes.index(axis)), default=None)
-    if vector is not None and (ordered or (kernel.inner and not vector.inner)) and _score(kernel, vector) <= 0:
+    if vector is None or _score(kernel, vector) > 0:
+        return vector
+    if ordered:
         return None
-    return vector
+    # Nothing is contiguous along an outer axis: sums along an inner one need no room for lanes.
+    return max(kernel.inner or candidates, key=lambda axis: (_score(kernel, axis), kernel.axes.index(axis)))
 
 
 def _loops(kernel: Kernel, vector: Axis | None) -> Layout:
@@ -217,8 +221,7 @@ def _along_inner(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: 
     reduced, last = product(axis.size for axis in kernel.inner).as_int(), vector.size.as_int()
     long = last is None or last > _SUM_BLOCK
     loops = _split(_full(vector), _SUM_BLOCK, vector.size) if long else (_full(vector),)
-    positions = any(op.position is not None for stage in kernel.stages for op in stage.body.of(Reduce))
-    return Layout(frame, (*around, *loops), simd=not positions, chunked=reduced is None or reduced > _SUM_BLOCK)
+    return Layout(frame, (*around, *loops), chunked=reduced is None or reduced > _SUM_BLOCK)
 
 
 def _over_lanes(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:
@@ -248,7 +251,7 @@ def _pointwise(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
 
 
 def _full(axis: Axis) -> Loop:
-    return Loop(axis.name, index_text(axis.size, {}), axis=axis.name)
+    return Loop(axis.name, index_text(axis.size, {}), axis=axis.name, most=axis.size.as_int())
 
 
 def _blocks(axis: Axis, count: int) -> tuple[Loop, Loop]:
@@ -256,7 +259,7 @@ def _blocks(axis: Axis, count: int) -> tuple[Loop, Loop]:
     name, size, known = f"{axis.name}_b", index_text(axis.size, {}), axis.size.as_int()
     whole = known is not None and known % count == 0
     stop = f"{name} + {count}" if whole else f"imin<i64>({name} + {count}, {size})"
-    return Loop(name, size, step=count), Loop(axis.name, stop, name, axis=axis.name)
+    return Loop(name, size, step=count), Loop(axis.name, stop, name, axis=axis.name, most=count)
 
 
 def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
@@ -285,4 +288,4 @@ def _split(loop: Loop, count: int, size: IntExpr) -> tuple[Loop, Loop]:
     stop = f"{block} + {count}"
     if known is None or known % count:
         stop = f"imin<i64>({stop}, {loop.stop})"
-    return Loop(block, loop.stop, step=count), Loop(loop.var, stop, block, axis=loop.axis)
+    return Loop(block, loop.stop, step=count), Loop(loop.var, stop, block, axis=loop.axis, most=count)

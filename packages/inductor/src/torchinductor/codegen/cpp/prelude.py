@@ -104,6 +104,22 @@ template <class T> INLINE T shr(T a, T b) {
 INLINE float keep(float x, bool m) { return __builtin_bit_cast(float, __builtin_bit_cast(u32, x) & (0u - (u32)m)); }
 INLINE double keep(double x, bool m) { return __builtin_bit_cast(double, __builtin_bit_cast(u64, x) & (0ul - (u64)m)); }
 template <class T> INLINE T keep(T x, bool m) { return (T)(x & (T)(0 - (T)m)); }
+// Whether a takes b's place as the largest (the smallest) value: a NaN does from what is none.
+template <bool LARGEST, class T> INLINE bool beats(T a, T b) {
+  return (LARGEST ? a > b : a < b) | ((a != a) & (b == b));
+}
+// Where the first m stands among n values: all are looked at, by vectors.
+template <class T> INLINE i64 first_of(const T* v, i32 n, T m) {
+  i32 at = n;
+  if (m != m) {
+    #pragma omp simd reduction(min:at)
+    for (i32 k = 0; k < n; k++) { const i32 here = v[k] != v[k] ? k : n; at = here < at ? here : at; }
+  } else {
+    #pragma omp simd reduction(min:at)
+    for (i32 k = 0; k < n; k++) { const i32 here = v[k] == m ? k : n; at = here < at ? here : at; }
+  }
+  return at;
+}
 INLINE i64 floor_i(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 INLINE i64 mod_i(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
 INLINE float log_add(float a, float b) {
