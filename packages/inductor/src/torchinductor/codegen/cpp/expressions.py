@@ -73,9 +73,8 @@ def _atom_text(atom: Atom, ranges: Ranges) -> str:
     return f"{'floor_i' if atom.op == 'floordiv' else 'mod_i'}({left}, {right})"
 
 
-def load_text(pointer: str, index: str, dtype: torch.dtype, mask: str | None) -> str:
+def load_text(element: str, dtype: torch.dtype, mask: str | None) -> str:
     """The value of an element."""
-    element = f"{pointer}[{index}]"
     if dtype == torch.bfloat16:
         text = f"bf_load({element})"
     elif dtype == torch.float16:

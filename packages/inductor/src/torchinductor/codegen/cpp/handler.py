@@ -15,6 +15,7 @@ from torchinductor.codegen.cpp.accumulators import (
 )
 from torchinductor.codegen.cpp.expressions import (
     OPERATIONS,
+    STORAGE,
     bitcast_text,
     constant_text,
     convert_text,
@@ -83,19 +84,48 @@ class CppHandler(OpsHandler[Value]):
             return None
         return index - variable(axis)
 
+    def _turned(self, buffer: str, index: IntExpr, load: bool) -> str | None:
+        """The place of an access that is contiguous across the vector axis in a buffer of the tile, which is turned
+        over before or after the tile's loops; None for any other access."""
+        tile = self.text.layout.tile
+        if tile is None or buffer in (self.stage.body.writes if load else self.stage.body.reads):
+            return None
+        cross, vector = tile.cross, tile.vector
+        along, step = (coefficient_of(index, loop.var) for loop in (cross, vector))
+        if along is None or along.as_int() != 1 or step is None or not step.terms or step.as_int() == 1:
+            return None
+        corner = index - variable(cross.var) - step * variable(vector.var)
+        if (corner.symbols() | step.symbols()) & self.depths.keys():
+            return None
+        name = f"turned{self.names.count}"
+        self.names.count += 1
+        first = corner + variable(cross.start) + step * variable(vector.start)
+        there = f"{self.names.pointer[buffer]} + {self._index(first)}, {self._index(step)}"
+        rows, columns = (f"{loop.stop} - {loop.start}" for loop in (cross, vector))
+        self.text.declared.append(f"{STORAGE[self.kernel.buffers[buffer].dtype]} {name}[{tile.elements}];")
+        if load:
+            self.text.declared.append(f"turn({there}, {name}, {vector.most}, {rows}, {columns});")
+        else:
+            self.text.finishing.append(f"turn({name}, {vector.most}, {there}, {columns}, {rows});")
+        return f"{name}[{tile.place}]"
+
     # protocol -------------------------------------------------------------------------------------------------
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
         pointer, place = self.names.pointer[buffer], self._index(index)
+        turned = self._turned(buffer, index, True) if mask is None else None
+        if turned is not None:
+            return self._emit(load_text(turned, dtype, None), compute_dtype(dtype), len(self.text.loops))
         start = None if mask is None else self._start(buffer, index, mask)
         if mask is not None and start is not None:
             # Always reads, and so vectorises; where the mask does not hold it reads the buffer's beginning.
             place = f"(({self._index(start)}) & -(i64){mask.text}) + {self._index(index - start)}"
-            text = f"keep({load_text(pointer, place, dtype, None)}, {mask.text})"
+            text = f"keep({load_text(f'{pointer}[{place}]', dtype, None)}, {mask.text})"
         elif mask is not None and self._jumps(buffer, index):
             # Likewise; it reads the first element.
-            text = f"keep({load_text(pointer, f'({place}) & -(i64){mask.text}', dtype, None)}, {mask.text})"
+            element = f"{pointer}[({place}) & -(i64){mask.text}]"
+            text = f"keep({load_text(element, dtype, None)}, {mask.text})"
         else:
-            text = load_text(pointer, place, dtype, mask.text if mask else None)
+            text = load_text(f"{pointer}[{place}]", dtype, mask.text if mask else None)
         depth = self._depth(index, mask)
         if buffer in self.stage.body.writes:
             depth = len(self.text.loops)
@@ -105,16 +135,20 @@ class CppHandler(OpsHandler[Value]):
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
         dtype = self.kernel.buffers[buffer].dtype
-        place = f"{self.names.pointer[buffer]}[{self._index(index)}]"
+        turned = self._turned(buffer, index, False) if mode == "set" and mask is None else None
+        if turned is not None:
+            self.text.inside.append(f"{turned} = {storage_text(value.text, dtype, value.dtype)};")
+            return
+        element = f"{self.names.pointer[buffer]}[{self._index(index)}]"
         text = value.text
         if mode != "set":
             compute = compute_dtype(dtype)
-            old = load_text(self.names.pointer[buffer], self._index(index), dtype, None)
+            old = load_text(element, dtype, None)
             op = {"add": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}[mode]
             text = OPERATIONS[op](compute, old, convert_text(text, compute, value.dtype))
-            line = f"{place} = {storage_text(text, dtype, compute)};"
+            line = f"{element} = {storage_text(text, dtype, compute)};"
         else:
-            line = f"{place} = {storage_text(text, dtype, value.dtype)};"
+            line = f"{element} = {storage_text(text, dtype, value.dtype)};"
         depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
         # A store stands in the innermost loop that its place depends on, or deeper with its value.
         self.text.lines[depth].append(f"if ({mask.text}) {line}" if mask else line)

@@ -3,7 +3,8 @@
 Loops are of three kinds. The *frame* runs over outer axes and is parallel. Inside it each stage has its own loops. The
 innermost loop of all is over the *vector axis*, the one along which most accesses are contiguous:
 
-* no inner axes: the frame, then the vector axis (`simd`);
+* no inner axes: the frame, then the vector axis (`simd`); where some accesses are contiguous along another axis, the
+  frame goes over tiles of the two, in which these accesses are turned over;
 * the vector axis is an inner one: reductions are `simd reduction` along it;
 * the vector axis is an outer one (column sums): the frame goes over blocks of it, accumulators are arrays with a lane
   for each element of the block, and each stage ends in a loop over lanes.
@@ -26,7 +27,8 @@ from torchinductor.ir import Apply, Axis, Body, Kernel, Reduce, Stage, Store
 from torchinductor.scheduling.online import join_passes
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
-_TILE = (16, 16)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
+_TILE = (16, 64)  # elements of a tile along the axis that some accesses are contiguous in, and along the vector axis
+_LEAST_TILE = 8  # of either
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _FAR = 1 << 22  # elements of a kernel with lanes from which on one pass over memory is better than two
@@ -52,6 +54,24 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """What one iteration of the frame covers where some accesses are contiguous along one axis and others along
+    another: they are turned over in a buffer of the tile, so that all of them go by whole vectors."""
+
+    cross: Loop  # along the axis that is not the vector axis
+    vector: Loop
+
+    @property
+    def elements(self) -> int:
+        return (self.cross.most or 0) * (self.vector.most or 0)
+
+    @property
+    def place(self) -> str:
+        """The place of the current element in a buffer of the tile."""
+        return f"({self.cross.var} - {self.cross.start})*{self.vector.most} + {self.vector.var} - {self.vector.start}"
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The loops of a kernel."""
 
@@ -63,6 +83,7 @@ class Layout:
     simd: bool = True  # whether the innermost loop may be vectorised
     parallel: str | None = None  # the condition under which the frame runs in parallel, None for never
     chunked: bool = False  # whether float32 sums go in blocks
+    tile: Tile | None = None
     ascending: bool = True  # whether there is one inner axis, so that positions along it only grow
 
 
@@ -237,8 +258,12 @@ def _over_lanes(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: t
 
 def _in_tiles(cross: Axis, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
     frame = tuple(loop for loop in frame if loop.axis != cross.name)
-    rows, columns = (_split(_full(axis), tile, axis.size) for axis, tile in zip((cross, vector), _TILE, strict=True))
-    return Layout((*frame, rows[0], columns[0]), (), (rows[1], columns[1]))
+    rows, columns = (
+        _split(_full(axis), min(tile, axis.size.as_int() or tile), axis.size)
+        for axis, tile in zip((cross, vector), _TILE, strict=True)
+    )
+    # Tiles follow one another along the rows of what is turned over.
+    return Layout((*frame, columns[0], rows[0]), (), (rows[1], columns[1]), tile=Tile(rows[1], columns[1]))
 
 
 def _pointwise(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
@@ -263,11 +288,11 @@ def _blocks(axis: Axis, count: int) -> tuple[Loop, Loop]:
 
 
 def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
-    """The axis along which some loads are contiguous that jump along the vector axis: a transposition, done in tiles
-    so that every cache line that is fetched is used up while it is near."""
+    """The axis along which some accesses are contiguous that jump along the vector axis: a transposition, done in
+    tiles so that every cache line that is fetched is used up while it is near."""
     for axis in kernel.axes:
         sizes = (axis.size.as_int(), vector.size.as_int())
-        if axis is vector or any(n is not None and n < 2 * t for n, t in zip(sizes, _TILE, strict=True)):
+        if axis is vector or any(n is not None and n < _LEAST_TILE for n in sizes):
             continue
         for stage in kernel.stages:
             for op in stage.body.accesses:

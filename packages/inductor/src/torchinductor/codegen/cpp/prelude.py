@@ -120,6 +120,47 @@ template <class T> INLINE i64 first_of(const T* v, i32 n, T m) {
   }
   return at;
 }
+template <int BYTES> struct Bits;
+template <> struct Bits<1> { typedef u8 type; };
+template <> struct Bits<2> { typedef u16 type; };
+template <> struct Bits<4> { typedef u32 type; };
+template <> struct Bits<8> { typedef u64 type; };
+// b[r * to + c] = a[r + c * from]: eight by eight elements, in three rounds of exchanges between pairs of vectors.
+template <class T> INLINE void turn_block(const T* a, i64 from, T* b, i64 to) {
+#if __has_builtin(__builtin_shufflevector)
+  typedef typename Bits<sizeof(T)>::type Vector __attribute__((vector_size(8 * sizeof(T))));
+  Vector x[8], y[8];
+  #pragma GCC unroll 8
+  for (int k = 0; k < 8; k++) __builtin_memcpy(&x[k], a + k * from, sizeof(Vector));
+  #pragma GCC unroll 8
+  for (int k = 0; k < 8; k += 2) {
+    y[k] = __builtin_shufflevector(x[k], x[k + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    y[k + 1] = __builtin_shufflevector(x[k], x[k + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  #pragma GCC unroll 8
+  for (int k = 0; k < 8; k++) if (!(k & 2)) {
+    x[k] = __builtin_shufflevector(y[k], y[k + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    x[k + 2] = __builtin_shufflevector(y[k], y[k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  #pragma GCC unroll 8
+  for (int k = 0; k < 4; k++) {
+    y[k] = __builtin_shufflevector(x[k], x[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    y[k + 4] = __builtin_shufflevector(x[k], x[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  #pragma GCC unroll 8
+  for (int k = 0; k < 8; k++) __builtin_memcpy(b + k * to, &y[k], sizeof(Vector));
+#else
+  for (int r = 0; r < 8; r++) for (int c = 0; c < 8; c++) b[r * to + c] = a[r + c * from];
+#endif
+}
+// The same of a tile.
+template <class T> static void turn(const T* a, i64 from, T* b, i64 to, i64 rows, i64 columns) {
+  const i64 across = rows & -8, down = columns & -8;
+  for (i64 c = 0; c < down; c += 8)
+    for (i64 r = 0; r < across; r += 8) turn_block(a + r + c * from, from, b + r * to + c, to);
+  for (i64 c = 0; c < columns; c++)
+    for (i64 r = c < down ? across : 0; r < rows; r++) b[r * to + c] = a[r + c * from];
+}
 INLINE i64 floor_i(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 INLINE i64 mod_i(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
 INLINE float log_add(float a, float b) {
