@@ -15,7 +15,7 @@ from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strid
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import ShapeEnv, expr_of, materialize
+from primtorch.symbolic import ShapeEnv, expr_of, materialize, settled
 from primtorch.symbolic.sym_node import node_of
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
@@ -295,7 +295,7 @@ class Builder:
         if kwargs:
             node.kwargs = {k: self._nodes(v) for k, v in kwargs.items()}
         node.meta.update(self.meta)
-        node.meta["val"] = val
+        node.meta["val"] = val = with_settled(val) if type(val) is TensorSpec else val
         return self.result(node, val)
 
     def result(self, node: fx.Node, val: Any) -> object:
@@ -473,3 +473,13 @@ def as_spec(val: TensorLike) -> TensorSpec:
     if isinstance(val, TensorSpec):
         return val
     return TensorSpec(tuple(val.shape), tuple(val.stride()), val.dtype, val.device, val.storage_offset())
+
+
+def with_settled(spec: TensorSpec) -> TensorSpec:
+    """The metadata with numbers for the sizes that are settled."""
+    sizes = (*spec.shape, *spec.strides, spec.offset)
+    if all(type(size) is int for size in sizes):
+        return spec
+    rank = len(spec.shape)
+    known = tuple(map(settled, sizes))
+    return TensorSpec(known[:rank], known[rank:-1], spec.dtype, spec.device, known[-1])

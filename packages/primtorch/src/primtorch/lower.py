@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
-from primtorch.builder import as_spec
+from primtorch.builder import as_spec, with_settled
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
@@ -24,7 +24,7 @@ from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import SCALAR_FUNCTIONS, expr_of
+from primtorch.symbolic import SCALAR_FUNCTIONS, settled
 
 aten = torch.ops.aten
 SIZE_FUNCTIONS = frozenset(
@@ -87,23 +87,6 @@ def lower(
     return lowered
 
 
-def _settled(spec: TensorSpec) -> TensorSpec:
-    """With numbers for the symbols that the traced program has fixed: rules ask of an int whether it is 1."""
-    sizes = (*spec.shape, *spec.strides, spec.offset)
-    if all(type(size) is int for size in sizes):
-        return spec
-    rank = len(spec.shape)
-    known = tuple(map(_number, sizes))
-    return TensorSpec(known[:rank], known[rank:-1], spec.dtype, spec.device, known[-1])
-
-
-def _number(size: Size) -> Size:
-    if type(size) is not torch.SymInt:
-        return size
-    number = expr_of(size).as_int()
-    return size if number is None else number
-
-
 class _Lowering:
     def __init__(
         self,
@@ -152,7 +135,7 @@ class _Lowering:
         if val is None or (isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt)):
             return val if val is not None else made
         if not isinstance(val, (torch.SymInt, torch.SymFloat)):
-            made.meta["val"] = val = _settled(as_spec(val))
+            made.meta["val"] = val = with_settled(as_spec(val))
         return self.b.result(made, val)
 
     def get_attr(self, node: fx.Node) -> object:
@@ -164,7 +147,7 @@ class _Lowering:
             self.one_device = False  # it was not counted
         if not isinstance(val, (torch.Tensor, TensorSpec)):
             return made
-        made.meta["val"] = _settled(as_spec(val))
+        made.meta["val"] = with_settled(as_spec(val))
         return self.b.result(made, made.meta["val"])
 
     def call_function(self, node: fx.Node) -> Any:
@@ -251,7 +234,7 @@ class _Lowering:
         if val is None or isinstance(val, torch.SymBool):
             args = fx.map_arg(node.args, self.env.__getitem__)
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
-        return _number(val)
+        return settled(val)
 
     def keep(self, node: fx.Node, args: object, kwargs: Mapping[str, object]) -> Any:
         """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""

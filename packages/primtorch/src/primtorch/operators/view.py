@@ -16,6 +16,7 @@ from primtorch.operators.build import contiguous, view
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import settled
 
 aten = torch.ops.aten
 OP = Family("view")
@@ -35,7 +36,7 @@ def resolved_shape(shape: Sequence[Size], count: Size) -> Sizes:
                     f"cannot reshape tensor of 0 elements into shape {list(shape)} because the "
                     "unspecified dimension size -1 can be any value and is ambiguous"
                 )
-            return (*shape[:place], count // rest, *shape[place + 1 :])
+            return (*shape[:place], settled(count // rest), *shape[place + 1 :])
     return tuple(shape)
 
 
@@ -70,7 +71,7 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
     if whole % known != 0:
         raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
     filled = list(shape)
-    filled[unknown] = numel // known
+    filled[unknown] = settled(numel // known)
     return tuple(filled)
 
 

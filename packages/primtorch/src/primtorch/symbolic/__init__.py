@@ -41,6 +41,7 @@ __all__ = [
     "mark_of",
     "materialize",
     "relate",
+    "settled",
     "shape_env_of",
     "symbol",
 ]
@@ -52,6 +53,14 @@ def expr_of(size: int | torch.SymInt) -> IntExpr:
         return constant(size)
     node = node_of(size)
     return node.env.simplify(node._int())
+
+
+def settled(size: int | torch.SymInt) -> int | torch.SymInt:
+    """A number for a size whose symbols cancel, or have been fixed: rules ask of an int whether it is 1."""
+    if type(size) is not torch.SymInt:
+        return size
+    number = expr_of(size).as_int()
+    return size if number is None else number
 
 
 def float_expr_of(value: float | torch.SymFloat) -> FloatExpr:
