@@ -171,6 +171,62 @@ def test_draws_are_eagers(program: Callable[[Any], Any], backend: str) -> None:
         torch.testing.assert_close(runs[1], runs[0])
 
 
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "row-major": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 1),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "with gaps": lambda x: x[:, ::2].permute(3, 1, 0, 2),
+    "expanded": lambda x: x[:1].expand(2, -1, -1, -1).transpose(0, 2),
+}
+OVER_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5),
+    "feature_dropout": lambda x: F.dropout2d(x, 0.5),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.5),
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 100),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli of a number": lambda x: torch.bernoulli(x, 0.3),
+    "bernoulli method of a number": lambda x: x.bernoulli(0.3),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
+    "bernoulli_ of a tensor": lambda x: torch.empty_like(x).bernoulli_(x.detach().sigmoid()),
+    "bernoulli_ of an input": lambda x: x.detach().clone().bernoulli_(0.3),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "normal_": lambda x: torch.empty_like(x).normal_(1, 2),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(2),
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.3),
+    "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
+    "random_": lambda x: torch.empty_like(x).random_(1000),
+    "poisson": lambda x: torch.poisson(x.detach().exp()),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=1),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    "multinomial": lambda x: torch.multinomial(x.detach().flatten(1).sigmoid(), 3),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("draw", OVER_TENSORS)
+def test_draws_over_any_layout_are_eagers(draw: str, layout: str) -> None:
+    """ATen draws in the order of memory: what a draw is like depends on the strides of what it is over."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        laid_out = LAYOUTS[layout](x)
+        return OVER_TENSORS[draw](laid_out), F.dropout(laid_out * 2, 0.5)
+
+    x = torch.randn(4, 4, 4, 6, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(3)
+    wanted = program(x)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    got = torchcompile.compile(program, options={"eager_random": True, "strict": True})(x)
+    torch.testing.assert_close(got, wanted)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(*[torch.autograd.grad(second.sum(), x)[0] for _, second in (wanted, got)])
+
+
 def given(x, generator):
     return torch.rand(3, generator=generator) * x
 

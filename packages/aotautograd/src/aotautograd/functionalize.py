@@ -227,6 +227,11 @@ class InPlaceCalls(TorchFunctionMode):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         if name in ("resize_", "resize_as_") and len(args) == 2 and has_size(*args):
             return args[0]
+        if name == "bernoulli" and "out" not in kwargs:
+            args = (
+                args[0].contiguous(),
+                *args[1:],
+            )  # row by row, whatever its strides; in place it is drawn as it lies
         if func is torch.lstm:
             return lstm(*args, **kwargs)
         rule = SYMBOLIC_RULES.get(func) if self.symbolic else None

@@ -10,6 +10,7 @@ from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_locat
 from aotautograd.functionalize import has_size
 from aotautograd.recorder import Call, Recorder, special
 from primtorch.fake import FakeTensor
+from primtorch.layout import memory_order
 from primtorch.memory import returns_alias
 
 aten = torch.ops.aten
@@ -119,6 +120,19 @@ def _record_real_view(recorder: Recorder, call: Call) -> object:
     resolved = recorder.record(aten.resolve_conj.default, call.node_args, {}, plain)
     recorder.record(call.func, (resolved,), {}, out)
     return out
+
+
+@special(aten.bernoulli.p)
+def _record_draw(recorder: Recorder, call: Call) -> object:
+    """What functionalization makes of `x.bernoulli_(p)`, which goes through the elements of x as they lie in memory; this
+    one goes through them row by row, and no program asks for it of such a tensor (`InPlaceCalls`)."""
+    order = memory_order(call.args[0])
+    if order is None:
+        return NotImplemented
+    back = sorted(range(len(order)), key=order.__getitem__)
+    laid_out = recorder.__torch_dispatch__(aten.permute.default, (), (call.args[0], order))
+    drawn = recorder.__torch_dispatch__(call.func, (), (laid_out, *call.args[1:]), call.kwargs)
+    return recorder.__torch_dispatch__(aten.permute.default, (), (drawn, back))
 
 
 @special(

@@ -368,6 +368,15 @@ def iterator_like(shape: Sizes, strides: Sizes) -> Sizes:
     return _permuted_strides(shape, ((shape, strides),))
 
 
+def memory_order(tensor: TensorLike) -> tuple[int, ...] | None:
+    """The dims from the outermost in memory to the innermost, as ATen walks through them; None where that is row-major."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    dense = iterator_like(shape, strides)
+    if is_contiguous(shape, dense):
+        return None
+    return tuple(sorted(range(len(shape)), key=lambda dim: _Ordered(dense[dim]), reverse=True))
+
+
 def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
     """Strides with which the same memory has shape `target`, or None.
 

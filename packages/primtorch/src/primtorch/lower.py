@@ -196,16 +196,19 @@ class _Lowering:
             assert isinstance(body, fx.GraphModule)
             count = sum(len(n.args[0]) for n in body.graph.nodes if n.op == "output")  # type: ignore[arg-type]
             bodies.append(lower(body, self.opset, tuple(self.preserve), fresh=(True,) * count))
-        laid_out = [
+        lowered = with_bodies(operator, bodies)
+        return self.b.record(lowered, self.as_traced(node, args), {}, _described(node.meta["val"]), node.name)
+
+    def as_traced(self, node: fx.Node, args: Sequence[object]) -> tuple[object, ...]:
+        """The node's arguments, tensors with the strides that they have in the ATen graph."""
+        return tuple(
             self.b.emit(copy_strided, value, tuple(source.meta["val"].stride()))
             if isinstance(source, fx.Node)
             and isinstance(value, Value)
             and not _same_strides(value.spec, tuple(source.meta["val"].stride()))
             else value
             for source, value in zip(node.args, args, strict=True)
-        ]
-        lowered = with_bodies(operator, bodies)
-        return self.b.record(lowered, tuple(laid_out), {}, _described(node.meta["val"]), node.name)
+        )
 
     def over_memory(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], Any]:
         """The arguments of an operator that names places in memory, with its tensor laid out as in the ATen graph.
@@ -236,7 +239,7 @@ class _Lowering:
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
         return settled(val)
 
-    def keep(self, node: fx.Node, args: object, kwargs: Mapping[str, object]) -> Any:
+    def keep(self, node: fx.Node, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""
         target = node.target
         if not isinstance(target, OpOverload) or target._schema.is_mutable:
@@ -244,6 +247,8 @@ class _Lowering:
         val = node.meta.get("val")
         if val is None and target._schema.returns:
             raise self.not_closed(node, "is kept whole, but the node has no meta['val'] that describes its result")
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            args = self.as_traced(node, args)  # ATen draws in the order of memory
         return self.b.record(target, args, kwargs, _described(val), node.name)
 
     def check(self, node: fx.Node, result: Any) -> None:
