@@ -369,7 +369,7 @@ def iterator_like(shape: Sizes, strides: Sizes) -> Sizes:
 
 
 def memory_order(tensor: TensorLike) -> tuple[int, ...] | None:
-    """The dims from the outermost in memory to the innermost, as ATen walks through them; None where that is row-major."""
+    """The dims from the outermost in memory to the innermost, as ATen walks through them; None: they are in order."""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     dense = iterator_like(shape, strides)
     if is_contiguous(shape, dense):
