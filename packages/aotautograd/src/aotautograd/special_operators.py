@@ -124,8 +124,8 @@ def _record_real_view(recorder: Recorder, call: Call) -> object:
 
 @special(aten.bernoulli.p)
 def _record_draw(recorder: Recorder, call: Call) -> object:
-    """What functionalization makes of `x.bernoulli_(p)`, which goes through the elements of x as they lie in memory. This
-    operator goes through them row by row, and no program asks for it of such a tensor (`InPlaceCalls`)."""
+    """What functionalization makes of `x.bernoulli_(p)`, which goes through the elements of x as they lie in memory.
+    This operator goes through them row by row, and no program asks for it of such a tensor (`InPlaceCalls`)."""
     order = memory_order(call.args[0])
     if order is None:
         return NotImplemented
