@@ -227,15 +227,15 @@ WRITTEN: Mapping[str, Row] = {
     "all_to_all": Row(_all_to_all),
     "all_to_all_single": Row(_into(lambda y, x, g: dist.all_to_all_single(y, x))),
     "barrier": Row(_in_place(lambda y, g: dist.barrier())),
-    "batch_isend_irecv": Row(_batch, False),
+    "batch_isend_irecv": Row(_batch),
     "broadcast": Row(_in_place(lambda y, g: dist.broadcast(y, 1, group=g.group))),
     "broadcast_object_list": Row(_objects(lambda found, g: dist.broadcast_object_list(found, 1)), False),
     "gather": Row(_gather),
     "gather_object": Row(
         _objects(lambda found, g: dist.gather_object(g.place + 7, found if g.place == 0 else None)), False
     ),
-    "irecv": Row(_exchanged(dist.isend, dist.irecv), False),
-    "isend": Row(_exchanged(dist.isend, dist.recv), False),
+    "irecv": Row(_exchanged(dist.isend, dist.irecv)),
+    "isend": Row(_exchanged(dist.isend, dist.recv)),
     "monitored_barrier": Row(_in_place(lambda y, g: dist.monitored_barrier()), False),
     "recv": Row(_exchanged(dist.send, dist.recv)),
     "recv_object_list": Row(_objects(_send_objects), False),

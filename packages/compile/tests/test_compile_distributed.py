@@ -14,6 +14,7 @@ import replica_programs
 import sharded_programs
 import torch
 import torch.distributed as dist
+import work_programs
 from processes import AVAILABLE, Processes
 from torch.nn.parallel import DistributedDataParallel
 
@@ -169,6 +170,27 @@ def test_collectives_that_write_to_their_arguments(pair: Processes, backend: str
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_memory_is_nobody_else_s_until_a_collective_is_waited_for(pair: Processes, backend: str) -> None:
     pair.run(distributed_programs.waits_late, backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", work_programs.WHOLE)
+def test_what_is_begun_is_waited_for_where_the_program_waits(pair: Processes, name: str, backend: str) -> None:
+    pair.run(work_programs.whole, name, backend)
+
+
+@pytest.mark.parametrize(("backend", "breaks"), [("aot_eager", False), ("inductor", True)])
+def test_what_nobody_waits_for_is_done_at_the_end_of_the_graph(pair: Processes, backend: str, breaks: bool) -> None:
+    pair.run(work_programs.forgotten, backend, breaks)
+
+
+def test_to_begin_and_to_wait_are_two_nodes(pair: Processes) -> None:
+    begun = ["all_reduce", "recv", "sin", "send", "wait_tensor", "cos", "wait_tensor", "wait_tensor", "exp"]
+    assert pair.run(work_programs.order) == [begun, begun]
+
+
+@pytest.mark.parametrize("name", work_programs.LEAVES)
+def test_work_that_leaves_the_graph_is_eager_s(pair: Processes, name: str) -> None:
+    pair.run(work_programs.leaves, name, "aot_eager")
 
 
 def test_every_public_collective_has_a_row() -> None:

@@ -64,6 +64,13 @@ class HasToCut:
 
 
 @dataclass(frozen=True, slots=True)
+class HasToBegin:
+    """A collective has to be begun for real: at the graph's end nobody can wait for it."""
+
+    ordinal: int  # among those that give work
+
+
+@dataclass(frozen=True, slots=True)
 class ReadsWhole:
     """A list has to be captured with all that is in it."""
 
@@ -100,7 +107,7 @@ class AsksText:
     origins: Origins
 
 
-Ending = AsksNumber | AsksText | Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
+Ending = AsksNumber | AsksText | Finished | Stopped | Broke | HasToRaise | HasToCut | HasToBegin | ReadsWhole | Raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class Directions:
         refused_start: ordinal of a generator at whose start the graph ends.
         refused_class: ordinal of a class before whose making it ends.
         refused_leaf: ordinal of a tensor that requires a gradient before whose making it ends.
+        refused_work: ordinal of a collective that gives work before which it ends.
         cut_at: number of recorded calls behind which the graph ends.
     """
 
@@ -122,6 +130,7 @@ class Directions:
     refused_start: int = -1
     refused_class: int = -1
     refused_leaf: int = -1
+    refused_work: int = -1
     cut_at: int | None = None
 
     def to_the_end(self) -> Directions:
@@ -191,6 +200,7 @@ def interpret(
     interpreter = Interpreter(world)
     calls = world.calls = Calls(outside, world, interpreter)
     stack.frames = interpreter.frames
+    calls.works.refused = directions.refused_work
     interpreter.refused_raise = directions.refused_raise
     interpreter.refused_start = directions.refused_start
     outside.classes.refused = directions.refused_class
@@ -203,12 +213,16 @@ def interpret(
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
             frame = interpreter.root_frame(function, arguments)
             with outside.recorder:
-                capture.ending = Finished(frame.run(directions.stop_at))
-                if interpreter.pending_escape is not None:
+                try:
+                    capture.ending = Finished(frame.run(directions.stop_at))
+                except Stop as stop:
+                    assert directions.reason is not None
+                    capture.ending = Stopped(_stopped(stop.frames, interpreter.handled_exception()), directions.reason)
+                if interpreter.pending_escape is not None and isinstance(capture.ending, Finished):
                     raise interpreter.pending_escape
-        except Stop as stop:
-            assert directions.reason is not None
-            capture.ending = Stopped(_stopped(stop.frames, interpreter.handled_exception()), directions.reason)
+                begin = calls.works.finish()
+                if begin >= 0:
+                    capture.ending = HasToBegin(begin)
         except BreakGraph as error:
             capture.ending = _broke(error, outside)
         except CutGraph as error:

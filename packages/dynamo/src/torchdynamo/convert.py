@@ -33,6 +33,7 @@ from torchdynamo.capture import (
     Capture,
     Directions,
     Finished,
+    HasToBegin,
     HasToCut,
     HasToRaise,
     Raised,
@@ -57,7 +58,15 @@ from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.interpreter.bytecode_text import bytecode_text
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.outside import Outside
-from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, LeafOutlivesGraph, OutlivesGraph, describe
+from torchdynamo.reasons import (
+    BreakGraph,
+    ClassOutlivesGraph,
+    GivesUp,
+    LeafOutlivesGraph,
+    OutlivesGraph,
+    WorkOutlivesGraph,
+    describe,
+)
 from torchdynamo.schemas import AmbientRead, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.sources import Attribute, Source
 
@@ -249,6 +258,8 @@ def _capture_and_generate(
             directions, depth = Directions(refused_raise=error.ordinal, refused_leaf=directions.refused_leaf), None
         except LeafOutlivesGraph as error:
             directions, depth = Directions(refused_leaf=error.ordinal), None
+        except WorkOutlivesGraph as error:
+            directions, depth = Directions(refused_work=error.ordinal, refused_leaf=directions.refused_leaf), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -285,6 +296,8 @@ def _capture(
                 told = replace(told.to_the_end(), refused_raise=ordinal)
             case HasToCut(calls=calls):
                 told = replace(told.to_the_end(), cut_at=calls)
+            case HasToBegin(ordinal=ordinal):
+                told = replace(told.to_the_end(), refused_work=ordinal)
             case AsksNumber(places=places, as_size=as_size):
                 state.unread |= {place for place in places if not as_size or place in state.sizes}
                 state.sizes |= places

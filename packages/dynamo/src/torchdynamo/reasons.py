@@ -298,6 +298,18 @@ class LeafOutlivesGraph(BreakGraph):
         self.ordinal = ordinal
 
 
+class WorkOutlivesGraph(BreakGraph):
+    """What stands for a collective that the graph has begun leaves the graph: it has to be begun for real.
+
+    Attributes:
+        ordinal: which of the collectives that give work it is.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__("distributed", "the work of a collective outlives the graph")
+        self.ordinal = ordinal
+
+
 class GivesUp(BreakGraph):
     """An exception leaves what it closes, or is kept: it has to be raised for real.
 

@@ -45,7 +45,8 @@ from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.process_groups import ProcessGroups
 from torchdynamo.calls.random_state import RandomState
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
-from torchdynamo.calls.written_collectives import write_collective, writes
+from torchdynamo.calls.works import Works
+from torchdynamo.calls.written_collectives import inlined, write_collective, writes
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
@@ -98,11 +99,13 @@ class Calls:
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
         self.process_groups = ProcessGroups(outside)
+        self.works = Works(outside)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[
             tuple[dict[int, object], object]
         ] = []  # deep copies of tensors: the memo, and the tensor's memory
-        rooms = (self.emissions, self.blocks, self.overrides, self.random_state, self.duals, self.process_groups)
+        groups = (self.process_groups, self.works)
+        rooms = (self.emissions, self.blocks, self.overrides, self.random_state, self.duals, *groups)
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for known in rooms for function, rule in known.rules()},
@@ -171,7 +174,11 @@ class Calls:
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
         if writes(fn, module):
-            return write_collective(self.outside, fn, args, kwargs)
+            return write_collective(self.outside, self.works, fn, args, kwargs)
+        form = inlined(fn, module)
+        if form is not None:
+            self.outside.inline(form)
+            return Redirect(form, args, kwargs) if form is not fn else MISSING
         if is_transformed(fn) or fn in self.transforms.pullbacks:
             self.interpreter.tail_call = False
             return self.transforms.call(fn, args, kwargs)

@@ -51,10 +51,15 @@ class ProcessGroups:
         if torch.distributed.is_available():
             world: Any = vars(type(torch.distributed.group))["WORLD"]
             yield world.fget, self._ask_for_world
+            yield begins_together, self._ask_for_batches
 
     def _ask_for_world(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`torch.distributed.group.WORLD`."""
         return self._ask(default_group, (), {})
+
+    def _ask_for_batches(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        if self._ask(fn, args, kwargs):
+            raise BreakGraph("distributed", "batch_isend_irecv() that the back end begins as one")
 
     def _ask(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__name__", str(fn))
@@ -93,6 +98,11 @@ def default_group() -> object:
     return torch.distributed.distributed_c10d._world.default_pg
 
 
+def begins_together(group: Any, device: torch.device) -> bool:
+    """Whether a group's back end begins messages of a batch as one."""
+    return bool(group._get_backend(device).supports_coalescing)
+
+
 @functools.cache
 def _questions() -> tuple[object, ...]:
     if not torch.distributed.is_available():
@@ -102,11 +112,11 @@ def _questions() -> tuple[object, ...]:
         module, _, owner = place.partition(".")
         namespace = vars(importlib.import_module(f"torch.distributed.{module}"))
         members = vars(namespace[owner]) if owner else namespace
-        found += [_called(members[name]) for name in names if name in members]
+        found += [called(members[name]) for name in names if name in members]
     return tuple(found)
 
 
-def _called(member: object) -> object:
+def called(member: object) -> object:
     """What is called where a member is used: a property's getter, the function that a method of C++ binds."""
     getter = getattr(member, "fget", None) or member
     return getattr(getter, "__func__", getter)

@@ -2,8 +2,7 @@
 
 Each is the functional collective of the same meaning, torch's own where there is one (`primtorch.communication` has the
 others), waited for, and a copy into the argument. Operators that communicate have an effect, so that they stay in the
-order of the program. Work that the program would wait for is done when the call returns (`Finished`). What two ranks
-exchange in work of their own, `isend` and `irecv`, leaves the graph: each would wait for the other to begin.
+order of the program. Waiting and copying are where the program waits (`works`), or else in the call.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ import torch
 from primtorch import communication
 from primtorch.fake import FakeTensor
 from torchdynamo.calls.collectives import FUNCTIONAL
+from torchdynamo.calls.process_groups import begins_together
+from torchdynamo.calls.works import Begun, Works
 from torchdynamo.graph.recorder import Recorder, tensors_in
 from torchdynamo.interpreter.protocol import Args, Kwargs
 from torchdynamo.outside.outside import Outside
@@ -33,37 +34,8 @@ _OPS = torch.ops._c10d_functional
 _REDUCTIONS = frozenset({"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"})
 
 
-class Finished:
-    """The work of a collective that is done, with what it wrote to."""
-
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self.written = written
-
-    def wait(self, timeout: object = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def is_finished(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        return list(self.written)
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        future.set_result(list(self.written))
-        return future
+# Waits for what a collective has begun, and writes to its arguments.
+Finish = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,111 +56,124 @@ class Group:
             return self.recorder.record(operator, *given)
 
 
-def _all_reduce(a: Mapping[str, Any], group: Group) -> None:
-    tensor: torch.Tensor = a["tensor"]
-    tensor.copy_(_wait(_OPS.all_reduce(tensor, _reduction(a["op"]), group.name)))
+def _into(targets: Sequence[torch.Tensor], begun: Sequence[torch.Tensor]) -> Finish:
+    """Each of what was begun, into its own tensor."""
+
+    def finish() -> None:
+        for target, value in zip(targets, begun, strict=True):
+            given = _wait(value)
+            target.copy_(given if given.shape == target.shape else given.reshape(target.shape))
+
+    return finish
 
 
-def _all_reduce_coalesced(a: Mapping[str, Any], group: Group) -> None:
+def _all_reduce(a: Mapping[str, Any], group: Group) -> Finish:
+    return _into([a["tensor"]], [_OPS.all_reduce(a["tensor"], _reduction(a["op"]), group.name)])
+
+
+def _all_reduce_coalesced(a: Mapping[str, Any], group: Group) -> Finish:
     tensors = a["tensors"]
     if isinstance(tensors, torch.Tensor) or a["async_op"]:  # then it gives a future
         raise BreakGraph("distributed", "all_reduce_coalesced() of one tensor, or of work to wait for")
-    for tensor, reduced in zip(
-        tensors, _OPS.all_reduce_coalesced(list(tensors), _reduction(a["op"]), group.name), strict=True
-    ):
-        tensor.copy_(_wait(reduced))
+    return _into(tensors, _OPS.all_reduce_coalesced(list(tensors), _reduction(a["op"]), group.name))
 
 
-def _broadcast(a: Mapping[str, Any], group: Group) -> None:
-    tensor = a["tensor"]
-    tensor.copy_(_wait(_OPS.broadcast(tensor, _rank(a, "src", group), group.name)))
+def _broadcast(a: Mapping[str, Any], group: Group) -> Finish:
+    return _into([a["tensor"]], [_OPS.broadcast(a["tensor"], _rank(a, "src", group), group.name)])
 
 
-def _reduce(a: Mapping[str, Any], group: Group) -> None:
+def _reduce(a: Mapping[str, Any], group: Group) -> Finish:
     tensor, root = a["tensor"], _rank(a, "dst", group)
-    tensor.copy_(group.call(communication.reduce, tensor, _reduction(a["op"]), root))
+    return _into([tensor], [group.call(communication.reduce, tensor, _reduction(a["op"]), root)])
 
 
-def _gather(a: Mapping[str, Any], group: Group) -> None:
+def _gather(a: Mapping[str, Any], group: Group) -> Finish:
     tensor, parts, root = a["tensor"], list(a["gather_list"] or ()), _rank(a, "dst", group, 0)
     _given_by_one(parts, tensor, group, root)
-    gathered = group.call(communication.gather, tensor, root, parts=len(parts))
-    for part, value in zip(parts, gathered, strict=True):
-        part.copy_(value)
+    begun = group.call(communication.gather, tensor, root, parts=len(parts))
+    return _into(parts, begun) if parts else _only(begun[0])
 
 
-def _scatter(a: Mapping[str, Any], group: Group) -> None:
+def _scatter(a: Mapping[str, Any], group: Group) -> Finish:
     tensor, parts, root = a["tensor"], list(a["scatter_list"] or ()), _rank(a, "src", group, 0)
     _given_by_one(parts, tensor, group, root)
     _in_memory_order("scatter", tensor, *parts)
-    tensor.copy_(group.call(communication.scatter, tensor, root, parts=parts))
+    return _into([tensor], [group.call(communication.scatter, tensor, root, parts=parts)])
 
 
-def _all_to_all(a: Mapping[str, Any], group: Group) -> None:
+def _all_to_all(a: Mapping[str, Any], group: Group) -> Finish:
     outputs, parts = list(a["output_tensor_list"]), list(a["input_tensor_list"])
     if {len(outputs), len(parts)} != {group.size} or len({t.dtype for t in (*outputs, *parts)}) != 1:
         raise BreakGraph("distributed", "all_to_all() without a part of one dtype for each rank")
     _in_memory_order("all_to_all", *outputs)
-    for output, value in zip(outputs, group.call(communication.all_to_all, outputs, parts), strict=True):
-        output.copy_(value)
+    return _into(outputs, group.call(communication.all_to_all, outputs, parts))
 
 
-def _send(a: Mapping[str, Any], group: Group) -> None:
-    group.call(communication.send, a["tensor"], _other(a, "dst", group), a["tag"])
+def _send(a: Mapping[str, Any], group: Group) -> Finish:
+    return _only(group.call(communication.send, a["tensor"], _other(a, "dst", group), a["tag"]))
 
 
-def _recv(a: Mapping[str, Any], group: Group) -> None:
-    tensor = a["tensor"]
-    tensor.copy_(group.call(communication.recv, tensor, _other(a, "src", group), a["tag"]))
+def _recv(a: Mapping[str, Any], group: Group) -> Finish:
+    return _into([a["tensor"]], [group.call(communication.recv, a["tensor"], _other(a, "src", group), a["tag"])])
 
 
-def _barrier(a: Mapping[str, Any], group: Group) -> None:
+def _irecv(a: Mapping[str, Any], group: Group) -> Finish:
+    if a["src"] is not None or a["group_src"] is not None:
+        return _recv(a, group)
+    _in_memory_order("a message", a["tensor"])
+    return _into([a["tensor"]], [group.call(communication.recv, a["tensor"], None, a["tag"])])
+
+
+def _barrier(a: Mapping[str, Any], group: Group) -> Finish:
     if a["device_ids"] is not None or a.get("timeout") is not None:
         raise BreakGraph("distributed", "barrier() with devices or a time limit")
-    group.call(communication.barrier)
+    return _only(group.call(communication.barrier))
 
 
-def _all_gather_into_tensor(a: Mapping[str, Any], group: Group) -> None:
+def _all_gather_into_tensor(a: Mapping[str, Any], group: Group) -> Finish:
     output, part = a["output_tensor"], a["input_tensor"]
     _one_after_the_other(output, part, group.size)
-    gathered = _wait(_OPS.all_gather_into_tensor(part, group.size, group.name))
-    output.copy_(gathered.reshape(output.shape))
+    return _into([output], [_OPS.all_gather_into_tensor(part, group.size, group.name)])
 
 
-def _all_gather(a: Mapping[str, Any], group: Group) -> None:
+def _all_gather(a: Mapping[str, Any], group: Group) -> Finish:
     outputs, part = a["tensor_list"], a["tensor"]
     _of_one_kind(outputs, part, group.size)
-    gathered = _wait(_OPS.all_gather_into_tensor(part.contiguous().reshape(1, -1), group.size, group.name))
-    for place, output in enumerate(outputs):
-        output.copy_(gathered[place].reshape(output.shape))
+    begun = _OPS.all_gather_into_tensor(part.contiguous().reshape(1, -1), group.size, group.name)
+
+    def finish() -> None:
+        gathered = _wait(begun)
+        for place, output in enumerate(outputs):
+            output.copy_(gathered[place].reshape(output.shape))
+
+    return finish
 
 
-def _reduce_scatter_tensor(a: Mapping[str, Any], group: Group) -> None:
+def _reduce_scatter_tensor(a: Mapping[str, Any], group: Group) -> Finish:
     output, parts = a["output"], a["input"]
     _one_after_the_other(parts, output, group.size)
     parts = parts.reshape(group.size * output.shape[0], *output.shape[1:])
-    output.copy_(_wait(_OPS.reduce_scatter_tensor(parts, _reduction(a["op"]), group.size, group.name)))
+    return _into([output], [_OPS.reduce_scatter_tensor(parts, _reduction(a["op"]), group.size, group.name)])
 
 
-def _reduce_scatter(a: Mapping[str, Any], group: Group) -> None:
+def _reduce_scatter(a: Mapping[str, Any], group: Group) -> Finish:
     output, parts = a["output"], a["input_list"]
     _of_one_kind(parts, output, group.size)
     whole = torch.stack([part.reshape(-1) for part in parts])
-    reduced = _wait(_OPS.reduce_scatter_tensor(whole, _reduction(a["op"]), group.size, group.name))
-    output.copy_(reduced.reshape(output.shape))
+    return _into([output], [_OPS.reduce_scatter_tensor(whole, _reduction(a["op"]), group.size, group.name)])
 
 
-def _all_to_all_single(a: Mapping[str, Any], group: Group) -> None:
+def _all_to_all_single(a: Mapping[str, Any], group: Group) -> Finish:
     output, given = a["output"], a["input"]
     splits = [a["output_split_sizes"], a["input_split_sizes"]]
     for place, tensor in enumerate((output, given)):
         if tensor.dim() == 0 or (not splits[place] and tensor.shape[0] % group.size):
             raise BreakGraph("distributed", "all_to_all_single() of parts that are not equal")
         splits[place] = splits[place] or [tensor.shape[0] // group.size] * group.size
-    output.copy_(_wait(_OPS.all_to_all_single(given, *splits, group.name)))
+    return _into([output], [_OPS.all_to_all_single(given, *splits, group.name)])
 
 
-_WRITING: Mapping[str, Callable[[Mapping[str, Any], Group], None]] = types.MappingProxyType(
+_WRITING: Mapping[str, Callable[[Mapping[str, Any], Group], Finish]] = types.MappingProxyType(
     {
         "all_reduce": _all_reduce,
         "all_reduce_coalesced": _all_reduce_coalesced,
@@ -206,9 +191,13 @@ _WRITING: Mapping[str, Callable[[Mapping[str, Any], Group], None]] = types.Mappi
         "scatter": _scatter,
         "send": _send,
         "recv": _recv,
+        "isend": _send,
+        "irecv": _irecv,
         "barrier": _barrier,
     }
 )
+_ASYNCHRONOUS = frozenset({"isend", "irecv"})  # they give work, whether it is asked for or not
+_GIVES = {"all_reduce", "broadcast", "reduce"}  # whose work gives the tensor; of others that is the back end's to say
 
 
 def writes(function: types.FunctionType, module: str) -> bool:
@@ -219,8 +208,8 @@ def writes(function: types.FunctionType, module: str) -> bool:
 
 
 def write_collective(
-    outside: Outside, function: types.FunctionType, args: Args, kwargs: Kwargs
-) -> Finished | int | None:
+    outside: Outside, works: Works, function: types.FunctionType, args: Args, kwargs: Kwargs
+) -> object:
     """Puts the collective into the graph. Gives its work, where that is asked for, and from whom `recv` received.
 
     Raises:
@@ -235,11 +224,47 @@ def write_collective(
     for tensor in tensors_in(given):
         _check_operand(name, tensor)
     group = _group(outside, name, given["group"])
+    later = name in _ASYNCHRONOUS or given.get("async_op")
+    if later:
+        works.refuse(name)
     with torch.no_grad():
-        _WRITING[name](given, group)
+        finish = _WRITING[name](given, group)
+        if later:
+            written = [given["tensor"]] if name in _GIVES else None
+            settled = outside.ambient(_back_end, (given["group"],)) == "gloo" and not name.startswith("reduce_scatter")
+            return works.begun(Begun(finish, written, settled))
+        finish()
     if name == "recv":
         return given["src"] if given["src"] is not None else _global_rank(outside, given)
-    return Finished(tensors_in(given)) if given.get("async_op") else None
+    return None
+
+
+def inlined(function: types.FunctionType, module: str) -> types.FunctionType | None:
+    """What capture reads in a function's place where messages are begun in a batch, or what is asked about these."""
+    if module != _C10D or function.__qualname__.partition(".<locals>")[0] not in _OF_BATCHES:
+        return None
+    form: Any = _one_by_one if function.__name__ == "batch_isend_irecv" else function
+    return form  # type: ignore[no-any-return]
+
+
+_OF_BATCHES = frozenset(
+    {
+        "P2POp.__init__", "P2POp.__new__", "_canonicalize_group_rank", "_check_op", "_check_p2p_op_list",
+        "_check_single_tensor", "_group_or_default_group", "batch_isend_irecv",
+    }
+)  # fmt: skip
+
+
+def _one_by_one(p2p_op_list: list[Any]) -> list[object]:
+    """`batch_isend_irecv` where the back end begins each message for itself."""
+    c10d: Any = torch.distributed.distributed_c10d
+    c10d._check_p2p_op_list(p2p_op_list)
+    begins_together(p2p_op_list[0].group, p2p_op_list[0].tensor.device)
+    begun = []
+    for move in p2p_op_list:
+        place = {"group_dst" if move.op is c10d.isend else "group_src": move.group_peer}
+        begun.append(move.op(move.tensor, group=move.group, tag=move.tag, **place))
+    return begun
 
 
 def _check_operand(name: str, tensor: torch.Tensor) -> None:
@@ -285,6 +310,11 @@ def _name_of(group: Any) -> str | None:
     return (group or c10d._get_default_group()).group_name if c10d.is_initialized() else None  # type: ignore[no-any-return]
 
 
+def _back_end(group: Any) -> str:
+    c10d: Any = sys.modules[_C10D]
+    return c10d.get_backend(group)  # type: ignore[no-any-return]
+
+
 def _global_rank(outside: Outside, given: Mapping[str, Any]) -> int:
     c10d: Any = sys.modules[_C10D]
     group = given["group"]
@@ -314,6 +344,15 @@ def _in_memory_order(what: str, *tensors: torch.Tensor) -> None:
     """Back ends refuse other tensors, or take their memory as it lies."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise BreakGraph("distributed", f"{what} of tensors that are not contiguous")
+
+
+def _only(token: torch.Tensor) -> Finish:
+    """Waits, and writes nothing."""
+
+    def finish() -> None:
+        _wait(token)
+
+    return finish
 
 
 def _wait(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ from torchdynamo.interpreter.protocol import InterpreterObject, Marker
 from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
-from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
+from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph, WorkOutlivesGraph
 from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of
 
 if TYPE_CHECKING:
@@ -579,6 +579,8 @@ class Codegen:
     def _instance(self, obj: object) -> str:
         """An object of a Python class without a built-in base other than object."""
         kind = type(obj)
+        if id(obj) in self.recorder.works:
+            raise WorkOutlivesGraph(self.recorder.works[id(obj)][1])
         if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         name = self._name(obj, f"object.__new__({self.pin(kind)})")

@@ -135,6 +135,7 @@ class Recorder:
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.leaves: list[torch.Tensor] = []  # fakes at which a history begins, and which the program made
+        self.works: dict[int, tuple[object, int]] = {}  # what stands for collectives that were begun, by identity
         self.refused_leaf = -1  # which of them the graph ends before
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
@@ -175,6 +176,7 @@ class Recorder:
         self._alive.clear()
         self.written.clear()
         self.leaves.clear()
+        self.works.clear()
         self.on_write = None
         self.restrided.clear()
         self.conditions.release()
