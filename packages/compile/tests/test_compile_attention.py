@@ -168,3 +168,35 @@ def test_every_mask_with_heads_that_share_keys(name: str, heads: int) -> None:
     weights = torch.randn(found.shape, dtype=torch.float64)
     of_plain = torch.autograd.grad((wanted * weights).sum(), inputs)
     torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), inputs), of_plain, rtol=1e-9, atol=1e-12)
+
+
+def _masks(length: int) -> dict[str, Any]:
+    padding = torch.arange(length)[None] >= torch.tensor([length, length - 2])[:, None]
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(length).isinf()
+    return {
+        "none": {},
+        "padding": {"padding": padding},
+        "causal": {"mask": causal},
+        "both": {"padding": padding, "mask": causal},
+    }
+
+
+@pytest.mark.parametrize("masks", _masks(3))
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_of_a_transformer_in_inference_are_in_the_graph(norm_first: bool, masks: str) -> None:
+    """Without gradients torch's own layers call one operator each, which other compilers leave outside of the graph."""
+    torch.manual_seed(0)
+    kind = {"dtype": torch.float64, "batch_first": True}
+    attention = torch.nn.MultiheadAttention(8, 2, **kind).eval()
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", norm_first=norm_first, **kind).eval()
+
+    def program(x: torch.Tensor, padding: Any = None, mask: Any = None) -> Heads:
+        out, weights = attention(x, x, x, key_padding_mask=padding, attn_mask=mask, average_attn_weights=norm_first)
+        return layer(out + x, src_mask=mask, src_key_padding_mask=padding), weights
+
+    compiled = torchcompile.compile(program, fullgraph=True, options={"strict": True})
+    for length in (5, 7, 6):
+        x = torch.randn(2, length, 8, dtype=torch.float64)
+        given = _masks(length)[masks]
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, **given), program(x, **given))

@@ -91,7 +91,7 @@ OP.rule("threshold_backward")(
 
 # --- smooth --------------------------------------------------------------------------------------
 @OP.rule("gelu")
-def _lower_gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
+def lower_gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
     """x*Phi(x), Phi the normal distribution function; "tanh" is the approximation of Hendrycks and Gimpel (2016)."""
     t = x.compute()
     if approximate == "tanh":

@@ -1,17 +1,24 @@
-"""Scaled dot product attention, each of ATen's kernels, forward and backward."""
+"""Scaled dot product attention, each of ATen's kernels, forward and backward; a transformer's layers in inference."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from primtorch import prims
 from primtorch.arguments import Sizes, TensorLike
+from primtorch.builder import Builder, Value
 from primtorch.families import Family
 from primtorch.layout import dense_like, strides_in_order
 from primtorch.operators.build import contiguous, strided
+from primtorch.operators.contraction import batched_matmul, lower_addmm_activation
+from primtorch.operators.normalization import lower_layer_norm
+from primtorch.operators.refusals import refuse
+from primtorch.operators.softmax import lower_masked_softmax, lower_softmax
 from primtorch.promotion import compute_dtype
-from primtorch.samples import call, integers, reals
+from primtorch.samples import call, integers, reals, truths
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("attention")
@@ -184,4 +191,175 @@ OP.samples(
 OP.samples(
     "_scaled_dot_product_efficient_attention_backward",
     call(reals(2, 3, 8, 16), *_QKV, None, *_OUT, *_DRAWS, 0.0, [True, True, True, False]),
+)
+
+
+# --- the layers of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` without gradients ----------------------
+def _split_heads(qkv: Value, qkv_bias: Value, num_heads: int) -> tuple[Value, ...]:
+    """(N, L, 3E) with its bias as three of (N, H, L, E/H), the queries divided by the root of E/H."""
+    n, length, width = qkv.shape
+    heads = (n, length, 3, num_heads, width // 3 // num_heads)
+    parts = (qkv.compute() + qkv_bias.compute()).reshape(heads).permute((2, 0, 3, 1, 4))
+    query, key, value = (parts.select(0, i) for i in range(3))
+    return (query * (1 / _root(heads[-1]))).to(qkv.dtype), key.to(qkv.dtype), value.to(qkv.dtype)
+
+
+def _root(size: Size) -> float:
+    root: float = math.sqrt(size)
+    return root
+
+
+@OP.refuses("_native_multi_head_attention")
+def _refuse_attention(
+    query: TensorLike, key: TensorLike, value: TensorLike, embed_dim: int, num_head: int, *args: object, **more: object
+) -> None:
+    refuse(len(query.shape) != 3, lambda: f"expected 3-D `query`, got {len(query.shape)}-D tensor")
+    refuse(query.shape[2] != embed_dim, lambda: f"passed-in embed_dim {embed_dim} didn't match last dim of query")
+    refuse(embed_dim % num_head != 0, lambda: "`embed_dim` must divide evenly by `num_heads`")
+
+
+@OP.formula("_native_multi_head_attention")
+def _attention(
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: TensorLike,
+    qkv_bias: TensorLike,
+    proj_weight: TensorLike,
+    proj_bias: TensorLike,
+    mask: TensorLike | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[TensorSpec, TensorSpec | None]:
+    n, length, _ = query.shape
+    out = contiguous(query, (n, length, embed_dim))
+    heads = () if average_attn_weights else (num_head,)
+    return out, contiguous(query, (n, *heads, length, key.shape[1])) if need_weights else None
+
+
+@OP.rule("_native_multi_head_attention")
+def _lower_attention(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    proj_weight: Value,
+    proj_bias: Value,
+    mask: Value | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Value, Value | None]:
+    """softmax(q k^T / sqrt(E/H)) v of each head, projected (Vaswani et al. 2017); `mask` is true where not to look.
+
+    The weights are those of each head, (N, H, L, S), or their mean over the heads.
+    """
+    if query.node is key.node is value.node:
+        q, k, v = _split_heads(_linear(b, query, qkv_weight), qkv_bias, num_head)
+    else:
+        q, k, v = (_head_of(b, x, qkv_weight, qkv_bias, place, num_head) for place, x in enumerate((query, key, value)))
+        q = (q.compute() * (1 / _root(q.shape[-1]))).to(q.dtype)
+    scores = batched_matmul(b, q, k.transpose(-2, -1))
+    if mask is None:
+        weights = lower_softmax(b, scores, 3)
+    else:
+        weights = lower_masked_softmax(b, scores, mask.to(torch.bool), 3, mask_type)
+    n, length, _ = query.shape
+    heard = batched_matmul(b, weights, v).transpose(1, 2).reshape((n, length, embed_dim))
+    out = _linear(b, heard, proj_weight, proj_bias)
+    if not need_weights:
+        return out, None
+    if average_attn_weights:
+        weights = (weights.compute().sum((1,)) / num_head).to(weights.dtype)
+    return out, weights
+
+
+def _head_of(b: Builder, x: Value, weight: Value, bias: Value, place: int, heads: int) -> Value:
+    """One of the three projections, (N, L, E) to (N, H, L, E/H)."""
+    n, length, width = x.shape
+    rows = (place * width, (place + 1) * width)
+    projected = _linear(b, x, weight.slice(0, *rows), bias.slice(0, *rows))
+    return projected.reshape((n, length, heads, width // heads)).transpose(1, 2)
+
+
+def _linear(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """x W^T + bias over the last dim."""
+    rows = x.reshape((x.shape[0] * x.shape[1], x.shape[2]))
+    turned = weight.transpose(0, 1)
+    out = b.emit(prims.mm, rows, turned) if bias is None else b.emit(prims.addmm, bias, rows, turned)
+    return out.reshape((*x.shape[:2], weight.shape[0]))
+
+
+@OP.formula("_transformer_encoder_layer_fwd")
+def _encoder_layer(src: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+    return contiguous(src, tuple(src.shape))
+
+
+@OP.rule("_transformer_encoder_layer_fwd")
+def _lower_encoder_layer(
+    b: Builder,
+    src: Value,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    proj_weight: Value,
+    proj_bias: Value,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Value,
+    norm_bias_1: Value,
+    norm_weight_2: Value,
+    norm_bias_2: Value,
+    ffn_weight_1: Value,
+    ffn_bias_1: Value,
+    ffn_weight_2: Value,
+    ffn_bias_2: Value,
+    mask: Value | None = None,
+    mask_type: int | None = None,
+) -> Value:
+    """Attention and two linear layers, a residual around each, normalised before them or behind."""
+
+    def norm(x: Value, weight: Value, bias: Value) -> Value:
+        return lower_layer_norm(b, x, (embed_dim,), weight, bias, eps)[0]
+
+    def feed_forward(x: Value) -> Value:
+        rows = x.reshape((x.shape[0] * x.shape[1], embed_dim))
+        inner = lower_addmm_activation(b, ffn_bias_1, rows, ffn_weight_1.transpose(0, 1), use_gelu=use_gelu)
+        return b.emit(prims.addmm, ffn_bias_2, inner, ffn_weight_2.transpose(0, 1)).reshape(x.shape)
+
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    attended, _ = _lower_attention(
+        b, x, x, x, embed_dim, num_heads, *projections, mask, need_weights=False, mask_type=mask_type
+    )
+    x = (attended.compute() + src.compute()).to(src.dtype)
+    if norm_first:
+        return (feed_forward(norm(x, norm_weight_2, norm_bias_2)).compute() + x.compute()).to(src.dtype)
+    x = norm(x, norm_weight_1, norm_bias_1)
+    return norm((feed_forward(x).compute() + x.compute()).to(src.dtype), norm_weight_2, norm_bias_2)
+
+
+_PROJECTIONS = (reals(24, 8), reals(24), reals(8, 8), reals(8))
+_NORM = (reals(8), reals(8))
+OP.samples(
+    "_native_multi_head_attention",
+    call(*[reals(2, 3, 8)] * 3, 8, 2, *_PROJECTIONS),
+    call(*[reals(2, 3, 8)] * 3, 8, 2, *_PROJECTIONS, truths(2, 3), False, True, 1),
+    call(*[reals(2, 3, 8)] * 3, 8, 2, *_PROJECTIONS, truths(2, 2, 3, 3), True, False, 2),
+)
+_FEED_FORWARD = (reals(12, 8), reals(12), reals(8, 12), reals(8))
+_WEIGHTS = (*_NORM, *_NORM, *_FEED_FORWARD)
+OP.samples(
+    "_transformer_encoder_layer_fwd",
+    call(reals(2, 3, 8), 8, 2, *_PROJECTIONS, True, False, 1e-5, *_WEIGHTS),
+    call(reals(2, 3, 8), 8, 2, *_PROJECTIONS, False, True, 1e-5, *_WEIGHTS, truths(3, 3), 0),
 )

@@ -20,6 +20,7 @@ from primtorch.layout import (
     suggests_channels_last,
     wrap_dim,
 )
+from primtorch.operators.activation import lower_gelu
 from primtorch.operators.build import contiguous, elementwise, per_dim, strided
 from primtorch.operators.normalization import like
 from primtorch.operators.refusals import refuse
@@ -188,18 +189,14 @@ def _lower_baddbmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Number 
     return b.emit(prims.baddbmm, bias, x, y, **_scales(beta, alpha))
 
 
-def _gelu_tanh(x: Value) -> Value:
-    t = x.compute()
-    inner = (t + t * t * t * 0.044715) * 0.7978845608028654
-    return (t * 0.5 * (inner.map(prims.tanh) + 1.0)).to(x.dtype)
-
-
 @OP.rule("_addmm_activation")
-def _lower_addmm_activation(
+def lower_addmm_activation(
     b: Builder, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
 ) -> Value:
     out = _lower_addmm(b, bias, x, y, beta=beta, alpha=alpha)
-    return _gelu_tanh(out) if use_gelu else out.maximum(0)
+    if not use_gelu:
+        return out.maximum(0)
+    return lower_gelu(b, out, approximate="tanh" if x.device.type == "cuda" else "none")
 
 
 @OP.formula("mv")
@@ -579,11 +576,12 @@ OP.samples(
 OP.samples("mm.dtype", call(reals(3, 5), reals(5, 4), torch.float32))
 OP.samples("bmm", call(reals(2, 3, 5), reals(2, 5, 4)))
 OP.samples("bmm.dtype", call(reals(2, 3, 5), reals(2, 5, 4), torch.float32))
-OP.samples(
-    "addmm _addmm_activation",
+_ADDMM = (
     call(reals(4), reals(3, 5), reals(5, 4)),
     call(reals(3, 4), reals(3, 5), reals(5, 4), beta=0.5, alpha=2.0),
 )
+OP.samples("addmm", *_ADDMM)
+OP.samples("_addmm_activation", *_ADDMM, call(reals(4), reals(3, 5), reals(5, 4), use_gelu=True))
 OP.samples("addmm.dtype", call(reals(4), reals(3, 5), reals(5, 4), torch.float32))
 OP.samples("addbmm addbmm_", call(reals(3, 4), reals(2, 3, 5), reals(2, 5, 4), alpha=2))
 OP.samples("baddbmm", call(reals(2, 1, 4), reals(2, 3, 5), reals(2, 5, 4), beta=0))

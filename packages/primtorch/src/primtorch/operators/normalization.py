@@ -85,7 +85,7 @@ def _refuse_layer_norm(
 
 
 @OP.rule("native_layer_norm")
-def _lower_layer_norm(
+def lower_layer_norm(
     b: Builder, x: Value, normalized_shape: Sequence[Size], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     """(x - mean) * rstd * weight + bias over the last dims (Ba, Kiros, Hinton 2016)."""

@@ -36,7 +36,7 @@ def _softmax(x: TensorLike, dim: int, half_to_float: bool) -> TensorSpec:
 
 
 @OP.rule("_softmax")
-def _lower_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+def lower_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
     out_dtype = torch.float32 if half_to_float is True else x.dtype
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):
@@ -54,7 +54,7 @@ def _safe_softmax(x: TensorLike, dim: int, dtype: torch.dtype | None = None) -> 
 def _lower_safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """Softmax whose rows of minus infinity alone give zeros."""
     wide = x if dtype is None else x.to(dtype)
-    out = _lower_softmax(b, wide, dim, False)
+    out = lower_softmax(b, wide, dim, False)
     if not x.rank or _is_empty(x, x.dim(dim)):
         return out
     return b.where(wide.eq(-math.inf).reduce(prims.all, (x.dim(dim),), True), 0, out)
@@ -94,7 +94,7 @@ def _lower_log_softmax_backward(b: Builder, grad: Value, output: Value, dim: int
 
 
 @OP.rule("_masked_softmax")
-def _lower_masked_softmax(
+def lower_masked_softmax(
     b: Builder, x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None
 ) -> Value:
     """Softmax over the elements whose mask is false; NaN where there are none."""
