@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fake",),
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
-        ("lower", "functional_forms", "coverage", "derived", "random_state", "communication"),
+        ("lower", "functional_forms", "coverage", "derived", "random_state", "packed", "communication"),
         ("verify", "trace", "__main__"),
         ("",),
     ),

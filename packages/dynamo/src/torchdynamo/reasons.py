@@ -190,9 +190,10 @@ _TABLE = (
     ),
     Reason(
         "special_tensor",
-        "a tensor is used that can be no input of a graph: it is sparse, nested, conjugated or negated where it is"
-        " read, or a view whose history autograd refuses to make; what only hands it on stays in the graph",
-        "make a dense tensor of it (to_dense, to_padded_tensor, resolve_conj) outside of the compiled function",
+        "a tensor is used that can be no input of a graph: it is sparse, nested, quantised, conjugated or negated where"
+        " it is read, or a view whose history autograd refuses to make; what only hands it on stays in the graph",
+        "make a dense tensor of it (to_dense, to_padded_tensor, dequantize, resolve_conj) outside of the compiled"
+        " function",
     ),
     Reason(
         "random_state",

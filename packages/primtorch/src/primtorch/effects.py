@@ -16,7 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 _PURE_NAMESPACES = frozenset(
     {
         "aten", "prim", "prims", "quantized", "_quantized", "quantization", "mkl", "mkldnn", "mkldnn_prepacked",
-        "onednn", "sparse",
+        "onednn", "sparse", "primtorch_packed",
     }
 )  # fmt: skip
 """Torch's own operators that compute: what their schemas do not mention does not happen."""

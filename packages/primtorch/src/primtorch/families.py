@@ -40,6 +40,7 @@ FAMILIES = (
     "window",
     "resampling",
     "contraction",
+    "quantised",
     "attention",
     "normalization",
     "softmax",

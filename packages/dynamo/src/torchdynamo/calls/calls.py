@@ -28,7 +28,7 @@ from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import torch_calls
+from torchdynamo.calls import packed_parameters, torch_calls
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
@@ -149,7 +149,7 @@ class Calls:
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             if is_wait(fn):
                 return wait(self.outside, functools.partial(self._native, fn, args, kwargs), args, kwargs)
-            return self._native(fn, args, kwargs)
+            return self._native(*packed_parameters.in_graph(self.outside, fn, args), kwargs)
         if kind in TENSOR_METACLASSES:
             return self.overrides.makes(fn, args, kwargs)
         if isinstance(fn, torch._ops.HigherOrderOperator):

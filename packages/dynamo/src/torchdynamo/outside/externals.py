@@ -482,6 +482,8 @@ def outside_graphs(tensor: torch.Tensor) -> str | None:
             return "is a nested tensor"
         if tensor.layout is not torch.strided:
             return f"has the layout {tensor.layout}"
+        if tensor.is_quantized:
+            return "is quantised: its numbers have a scale, which fakes have not"
         if tensor.is_conj() or tensor.is_neg():
             return "is conjugated or negated where it is read"
         try:

@@ -26,7 +26,7 @@ from primtorch.operators.normalization import like
 from primtorch.operators.refusals import refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
-from primtorch.samples import after, call, integers, listed, reals
+from primtorch.samples import after, call, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("contraction")
@@ -49,7 +49,7 @@ def _check_inner(a: TensorLike, b: TensorLike) -> None:
 
 
 @OP.formula("mm")
-def _mm(a: TensorLike, b: TensorLike) -> TensorSpec:
+def matrix_product(a: TensorLike, b: TensorLike) -> TensorSpec:
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError("mm: both arguments must be matrices")
     _check_inner(a, b)
@@ -167,7 +167,7 @@ def _expand_to(x: TensorLike, shape: Sizes) -> None:
 def _addmm(
     c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
 ) -> TensorSpec:
-    out = _mm(a, b)
+    out = matrix_product(a, b)
     _expand_to(c, out.shape)
     return out
 
@@ -487,50 +487,6 @@ def _lower_conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int =
 
 
 # --- without a rule of their own ------------------------------------------------------------------
-@OP.formula("_int_mm")
-def _int_mm(a: TensorLike, b: TensorLike) -> TensorSpec:
-    return contiguous(_mm(a, b), (a.shape[0], b.shape[1]), torch.int32)
-
-
-@OP.formula("_scaled_mm")
-def _scaled_mm(
-    a: TensorLike,
-    b: TensorLike,
-    scale_a: TensorLike,
-    scale_b: TensorLike,
-    bias: TensorLike | None = None,
-    scale_result: TensorLike | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> TensorSpec:
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(a.shape)} and {list(b.shape)})")
-    return contiguous(a, (a.shape[0], b.shape[1]), out_dtype)
-
-
-@OP.formula("_weight_int8pack_mm")
-def _weight_int8pack_mm(a: TensorLike, weight: TensorLike, scales: TensorLike) -> TensorSpec:
-    return contiguous(a, (a.shape[0], weight.shape[0]))
-
-
-@OP.formula("_convert_weight_to_int4pack_for_cpu")
-def _int4_pack(weight: TensorLike, inner_tiles: int) -> TensorSpec:
-    return contiguous(weight, (weight.shape[0], weight.shape[1] // 2), torch.uint8)
-
-
-@OP.formula("_weight_int4pack_mm_for_cpu")
-def _int4_packed_product(a: TensorLike, pack: TensorLike, group: int, scales_and_zeros: TensorLike) -> TensorSpec:
-    return contiguous(a, (a.shape[0], pack.shape[0]))
-
-
-@OP.formula(
-    "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
-)
-def _fake_quantize(x: TensorLike, *parameters: object, **options: object) -> tuple[TensorSpec, TensorSpec]:
-    return elementwise([x], x.dtype), elementwise([x], torch.bool)
-
-
 @OP.formula("addbmm_")
 def _addbmm_in_place(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorLike:
     if tuple(c.shape) != (a.shape[1], b.shape[2]):
@@ -592,27 +548,6 @@ OP.samples("mv", call(reals(3, 5), reals(5)))
 OP.samples("dot vdot", call(reals(5), reals(5)))
 OP.samples("matmul_backward", call(reals(2, 3, 4), reals(2, 3, 5), reals(5, 4), [True, True]))
 OP.samples("linear_backward", call(reals(3, 5), reals(3, 4), reals(4, 5), [True, True, True]))
-OP.samples("_int_mm", call(integers(32, 16, dtype=torch.int8), integers(16, 8, dtype=torch.int8)))
-OP.samples(
-    "_weight_int8pack_mm",
-    call(reals(3, 16, dtype=torch.bfloat16), integers(4, 16, dtype=torch.int8), reals(4, dtype=torch.bfloat16)),
-)
-OP.samples("_convert_weight_to_int4pack_for_cpu", call(integers(16, 64, dtype=torch.int32), 1))
-OP.samples(
-    "_weight_int4pack_mm_for_cpu",
-    call(
-        reals(3, 64, dtype=torch.float32), integers(16, 32, dtype=torch.uint8), 32, reals(2, 16, 2, dtype=torch.float32)
-    ),
-)
-OP.samples(
-    "_scaled_mm",
-    call(
-        reals(16, 32, dtype=torch.float8_e4m3fn),
-        after(torch.t, reals(16, 32, dtype=torch.float8_e4m3fn)),
-        reals(1),
-        reals(1),
-    ),
-)
 OP.samples("_trilinear", call(reals(3, 4), reals(3, 4), reals(4, 5), [2], [2], [0], [1]))
 OP.samples(
     "convolution convolution_overrideable",
@@ -636,15 +571,6 @@ OP.samples(
     "slow_conv_transpose2d", call(reals(2, 4, 5, 5), reals(4, 6, 3, 3), (3, 3), reals(6), (2, 2), (1, 1), (1, 0))
 )
 OP.samples("slow_conv_transpose3d", call(reals(1, 2, 3, 3, 3), reals(2, 3, 2, 2, 2), (2, 2, 2), None, (2, 2, 2)))
-OP.samples("fake_quantize_per_tensor_affine_cachemask", call(reals(3, 4), 0.1, 3, 0, 15))
-OP.samples(
-    "fake_quantize_per_channel_affine_cachemask",
-    call(reals(3, 4), reals(3, low=0.1), integers(3, dtype=torch.int32), 0, 0, 15),
-)
-OP.samples(
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-    call(reals(3, 4), reals(1, low=0.1), integers(1, dtype=torch.int32), listed(1), 0, 15),
-)
 OP.samples(
     "mkldnn_rnn_layer",
     call(
