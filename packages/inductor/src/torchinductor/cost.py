@@ -60,6 +60,8 @@ def bytes_of(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> dict[str, i
     for stage in kernel.stages:
         axes = _axes_of(stage)
         for access in stage.body.accesses:
+            if access.buffer in kernel.rows:
+                continue
             over = frozenset().union(*(axes.get(name, (name,)) for name in access.index.symbols()))
             points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
             touched[access.buffer][access.index] = points

@@ -78,6 +78,8 @@ class Kernel:
     origins: tuple[str, ...] = ()
     # Buffers that no other instruction reads: only this kernel writes and reads them.
     local: frozenset[str] = frozenset()
+    # Those of them that are no memory: what one outer iteration stores there, it alone loads.
+    rows: tuple[str, ...] = ()
     # A kernel with atomic or ordered stores (scatter): never fused with what reads its result.
     scatters: bool = False
     # (written, read): the written buffer lies where the read one does, which nobody needs afterwards.
@@ -108,14 +110,15 @@ class Kernel:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Buffers loaded (or combined into), in order of first use."""
-        accesses = (op for stage in self.stages for op in stage.body.accesses)
+        """Buffers in memory that are loaded (or combined into), in order of first use."""
+        accesses = (op for stage in self.stages for op in stage.body.accesses if op.buffer not in self.rows)
         return tuple({op.buffer: None for op in accesses if isinstance(op, Load) or op.mode != "set"})
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """Buffers stored to, in order of first use."""
-        return tuple({op.buffer: None for stage in self.stages for op in stage.body.of(Store)})
+        """Buffers in memory that are stored to, in order of first use."""
+        stores = (op for stage in self.stages for op in stage.body.of(Store) if op.buffer not in self.rows)
+        return tuple({op.buffer: None for op in stores})
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -139,6 +142,8 @@ class Kernel:
 
     def _note(self, buffer: str) -> str:
         over = [read for written, read in self.in_place if written == buffer]
+        if buffer in self.rows:
+            return "  (local, a row at a time)"
         return "  (local)" if buffer in self.local else f"  (over {over[0]})" if over else ""
 
     def __str__(self) -> str:
@@ -149,7 +154,7 @@ class Kernel:
             f"kernel {self.name} on {self.device}"
             + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")
         ]
-        lines += [f"  {self.buffers[b]}" + self._note(b) for b in self.arguments]
+        lines += [f"  {self.buffers[b]}" + self._note(b) for b in (*self.arguments, *self.rows)]
         lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
         for stage in self.stages:
             indent = "    "

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.cpp.build import build_library, built_file, file_of
-from torchinductor.codegen.cpp.plan import planned
+from torchinductor.codegen.cpp.plan import Layout, planned
 from torchinductor.codegen.cpp.prelude import prelude
+from torchinductor.codegen.cpp.rows import rows_of
 from torchinductor.codegen.cpp.writer import write
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import variable
@@ -28,7 +30,8 @@ class CppBackend(CodegenBackend):
     """Kernels as C++ functions of one (or a few) translation units."""
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
-        return [planned(kernel, options.parallel_grain)]
+        kernel = planned(kernel, options.parallel_grain)
+        return [replace(kernel, rows=rows_of(kernel, kernel.laid_out(Layout)))]
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         text, title = write(kernel), described(stage.body for stage in kernel.stages)

@@ -25,6 +25,7 @@ from torchinductor.codegen.cpp.expressions import (
     value_type,
 )
 from torchinductor.codegen.cpp.plan import Layout
+from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
 from torchinductor.indexing import coefficient_of, product, variable
 from torchinductor.ir import Kernel, Stage, compute_dtype
@@ -36,6 +37,7 @@ class Names:
 
     def __init__(self, kernel: Kernel) -> None:
         self.pointer = {name: f"p{k}" for k, name in enumerate(kernel.arguments)}
+        self.pointer |= {name: f"row{k}" for k, name in enumerate(kernel.rows)}
         self.accumulators: dict[str, Accumulator] = {}
         self.count = 0
 
@@ -48,6 +50,7 @@ class CppHandler(OpsHandler[Value]):
         self.text = StageText(kernel.laid_out(Layout), stage)
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
+        self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
 
     # emission -------------------------------------------------------------------------------------------------
@@ -111,6 +114,7 @@ class CppHandler(OpsHandler[Value]):
 
     # protocol -------------------------------------------------------------------------------------------------
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
+        index = self.row_place if buffer in self.kernel.rows else index
         pointer, place = self.names.pointer[buffer], self._index(index)
         turned = self._turned(buffer, index, True) if mask is None else None
         if turned is not None:
@@ -135,6 +139,7 @@ class CppHandler(OpsHandler[Value]):
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
         dtype = self.kernel.buffers[buffer].dtype
+        index = self.row_place if buffer in self.kernel.rows else index
         turned = self._turned(buffer, index, False) if mode == "set" and mask is None else None
         if turned is not None:
             self.text.inside.append(f"{turned} = {storage_text(value.text, dtype, value.dtype)};")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
+from torchinductor.codegen.cpp.rows import row_elements
 from torchinductor.codegen.naming import PLACEHOLDER
 from torchinductor.indexing import product
 from torchinductor.ir import Indirect, Kernel
@@ -39,6 +40,7 @@ def write(kernel: Kernel) -> str:
         body += handler.text.write()
     indent = "  " * depth
     lines.append(f"{indent}{{")
+    lines += [f"{indent}  {line}" for line in _rows(kernel, layout, names)]
     lines += [f"{indent}  {line}" for line in body]
     lines.append(f"{indent}}}")
     lines.append(f"  return {'bad' if checks else '0'};")
@@ -58,6 +60,13 @@ def _arguments(kernel: Kernel) -> list[str]:
     for position, symbol in enumerate(kernel.symbols):
         lines.append(f"const i64 {symbol} = symbols[{position}];")
     return lines
+
+
+def _rows(kernel: Kernel, layout: Layout, names: Names) -> list[str]:
+    """Arrays for what one iteration of the frame keeps for itself."""
+    count = row_elements(kernel, layout)
+    kinds = {name: STORAGE[kernel.buffers[name].dtype] for name in kernel.rows}
+    return [f"{kind} {names.pointer[name]}[{count}] __attribute__((aligned(64)));" for name, kind in kinds.items()]
 
 
 def _empty_checks(kernel: Kernel) -> list[str]:
