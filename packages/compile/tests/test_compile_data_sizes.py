@@ -34,6 +34,10 @@ def _masked(call: int) -> tuple[torch.Tensor, ...]:
     return _x(8, 4), _mask(call, 8)
 
 
+def _longer(call: int) -> tuple[torch.Tensor, ...]:
+    return _x(8 + call, 4), _mask(call, 8 + call)
+
+
 def _rows(call: int) -> tuple[torch.Tensor, ...]:
     x, mask = _masked(call)
     return x, mask, _x(int(mask.sum()), 4)
@@ -148,6 +152,11 @@ def ctc_with_lengths_made_inside(x: torch.Tensor, labels: torch.Tensor) -> Any:
     return F.ctc_loss(x.log_softmax(2), labels, times, (labels > 0).sum(1))
 
 
+def counts_at_least_so_many(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    counts = torch.bincount(mask.nonzero().squeeze(1) // 2, minlength=x.shape[0])
+    return counts[: x.shape[0], None] * x, counts.cumsum(0)
+
+
 CASES: list[tuple[Program, Make, bool]] = [  # the last: all of it is in graphs
     (puts, _rows, True),
     (puts, _elements, True),
@@ -160,6 +169,8 @@ CASES: list[tuple[Program, Make, bool]] = [  # the last: all of it is in graphs
     (mean_of_a_selection, _masked, True),
     (softmax_of_a_selection, _masked, True),
     (layer_on_a_selection, _masked, True),
+    (counts_at_least_so_many, _masked, True),
+    (counts_at_least_so_many, _longer, True),
     (loss_at_a_mask, _masked, False),
     (pairwise_ranking, _masked, False),
     (branches_on_a_size, _masked, False),

@@ -286,7 +286,11 @@ class ProgramShelf:
         name = self._place(learnt)
         if name is None:
             return
-        self._now(learnt)
+        try:
+            self._now(learnt)
+        except NotAsText as error:
+            self.kept.refused = str(error)
+            return
         kind = "forward" if outline.metadata.needs_backward else "inference"
         if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the forward is there
             self._write(self.content, name, KeptOutline(outline, learnt))

@@ -20,7 +20,7 @@ Kernel = Callable[..., object]
 class Fakes(AbstractContextManager[object], Protocol):
     """The mode that makes fake tensors, as much as is asked of it here."""
 
-    def fresh_size(self, maximum: Size | None, minimum: int = 0) -> Size: ...
+    def fresh_size(self, maximum: Size | None, minimum: Size = 0) -> Size: ...
 
 
 class SizeSource:

@@ -21,6 +21,7 @@ from primtorch.layout import is_contiguous
 from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import size_of_data
 from primtorch.symbolic.shape_env import ShapeEnv
 from primtorch.wrappers import wrappers_in
 
@@ -259,11 +260,11 @@ class FakeMode:
         told = self.shape_env.user_frame() if self.shape_env is not None else ()
         return told or calling_frames()
 
-    def fresh_size(self, maximum: Size | None, minimum: int = 0) -> Size:
+    def fresh_size(self, maximum: Size | None, minimum: Size = 0) -> Size:
         """A size that depends on data, as an unbacked symbol."""
         if self.shape_env is None:
             return refuse_fresh(maximum, minimum)
-        return self.shape_env.unbacked(min=minimum, max=maximum if type(maximum) is int else None)
+        return size_of_data(self.shape_env, minimum, maximum)
 
     def from_spec(self, spec: TensorSpec, *, requires_grad: bool = False) -> FakeTensor:
         """A fresh fake tensor of this description."""

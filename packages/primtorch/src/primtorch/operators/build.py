@@ -16,10 +16,10 @@ from primtorch.spec import Size, TensorSpec
 class Fresh(Protocol):
     """Gives a size that only the data tells, in a range. Formulas of such operators take it as keyword `fresh`."""
 
-    def __call__(self, maximum: Size | None, minimum: int = 0) -> Size: ...
+    def __call__(self, maximum: Size | None, minimum: Size = 0) -> Size: ...
 
 
-def refuse_fresh(maximum: Size | None, minimum: int = 0) -> Size:
+def refuse_fresh(maximum: Size | None, minimum: Size = 0) -> Size:
     """Without symbols for data-dependent sizes there is none to give."""
     raise DataDependentShape(
         "an operator's output size",

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from primtorch.errors import PrimError
 from primtorch.families import operators
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import ShapeEnv, shape_env_of
+from primtorch.symbolic import ShapeEnv, shape_env_of, size_of_data
 
 Meta: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = Callable[..., Any]
@@ -101,11 +101,11 @@ def meta_of(overload: OpOverload) -> Meta:
     return FormulaOf(overload.name().removeprefix("aten::"))
 
 
-def fresh_size(operands: Sequence[object], maximum: Size | None, minimum: int = 0) -> torch.SymInt:
+def fresh_size(operands: Sequence[object], maximum: Size | None, minimum: Size = 0) -> torch.SymInt:
     """A size known only when the program runs, in the operands' shape environment if they have one."""
     sizes = (size for spec in operands if isinstance(spec, TensorSpec) for size in spec.shape)
     env = next(filter(None, map(shape_env_of, sizes)), None) or ShapeEnv()
-    return env.unbacked(min=minimum, max=maximum if type(maximum) is int else None)
+    return size_of_data(env, minimum, maximum)
 
 
 def require(condition: bool, prim: str, message: Callable[[], str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
@@ -43,6 +45,7 @@ __all__ = [
     "relate",
     "settled",
     "shape_env_of",
+    "size_of_data",
     "symbol",
 ]
 
@@ -61,6 +64,15 @@ def settled(size: int | torch.SymInt) -> int | torch.SymInt:
         return size
     number = expr_of(size).as_int()
     return size if number is None else number
+
+
+def size_of_data(env: ShapeEnv, least: int | torch.SymInt, most: int | torch.SymInt | None) -> torch.SymInt:
+    """A new symbol for a size that depends on data, between these bounds as far as they are known."""
+    made = env.unbacked(min=least if type(least) is int else 0, max=most if type(most) is int else None)
+    if type(least) is torch.SymInt:
+        relation: Any = made >= least
+        relation.node.expect_true("", 0)
+    return made
 
 
 def float_expr_of(value: float | torch.SymFloat) -> FloatExpr:
