@@ -36,5 +36,5 @@ class CapturedMode(FakeMode):
 class KnownSizes(CapturedMode):
     """Refuses operators whose result has a size that only the data tells."""
 
-    def fresh_size(self, maximum: int | torch.SymInt | None, minimum: int = 0) -> int | torch.SymInt:
+    def fresh_size(self, maximum: int | torch.SymInt | None, minimum: int | torch.SymInt = 0) -> int | torch.SymInt:
         return refuse_fresh(maximum, minimum)
