@@ -18,6 +18,8 @@ c10::IValue build(const Argument& argument, const Frame& frame) {
       return frame.values[argument.index];
     case Argument::Kind::FloatValue:
       return bits_float(frame.values[argument.index]);
+    case Argument::Kind::List:
+      break;
     case Argument::Kind::Tensors: {
       c10::List<at::Tensor> list;
       list.reserve(argument.items.size());

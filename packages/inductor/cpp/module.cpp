@@ -1,7 +1,7 @@
-// Python's view of the executor: a builder that `native.py` fills, and the callable that it makes.
-#include "program.h"
+// Python's view of the executor: a builder that `native.py` fills, and the callable that it makes. The one file of this
+// folder that knows Python.
+#include "builder.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -11,16 +11,12 @@
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <cstring>
-
 namespace py = pybind11;
 
 namespace inductor {
 namespace {
 
 // ---- what Python hands over -----------------------------------------------------------------------------------------
-
-using PySize = std::pair<bool, int64_t>;  // (is an index into the value table, the index or the integer itself)
 
 c10::ScalarType scalar_type(py::handle dtype) {
   if (dtype.is_none()) return c10::ScalarType::Undefined;
@@ -31,93 +27,42 @@ c10::Device device_of(py::handle device) { return reinterpret_cast<THPDevice*>(d
 
 const at::Tensor& tensor_of(py::handle object) { return THPVariable_Unpack(object.ptr()); }
 
-Dims dims_of(const std::vector<PySize>& sizes) {
-  Dims dims;
-  for (const auto& [is_value, number] : sizes) {
-    if (is_value) dims.patches.emplace_back(static_cast<int32_t>(dims.fixed.size()), static_cast<int32_t>(number));
-    dims.fixed.push_back(is_value ? 0 : number);
-  }
-  return dims;
-}
-
-// Prepared arguments come as tagged tuples: ("fixed", x), ("slot", i), ("value", i), ("list", [...]).
-c10::IValue fixed_value(py::handle object, const c10::Type& type);
-
-c10::IValue fixed_list(const py::list& items, const c10::Type& element) {
-  const auto fill = [&](auto list, auto cast) {
-    for (py::handle item : items) list.push_back(cast(item));
-    return c10::IValue(std::move(list));
-  };
-  switch (element.kind()) {
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::SymIntType:
-      return fill(c10::List<int64_t>(), [](py::handle h) { return h.cast<int64_t>(); });
-    case c10::TypeKind::FloatType:
-      return fill(c10::List<double>(), [](py::handle h) { return h.cast<double>(); });
-    case c10::TypeKind::BoolType:
-      return fill(c10::List<bool>(), [](py::handle h) { return h.cast<bool>(); });
-    case c10::TypeKind::StringType:
-      return fill(c10::List<std::string>(), [](py::handle h) { return h.cast<std::string>(); });
-    case c10::TypeKind::NumberType: {
-      c10::List<at::Scalar> list;
-      for (py::handle item : items) list.push_back(fixed_value(item, element).toScalar());
-      return list;
-    }
-    case c10::TypeKind::TensorType:  // of tensors there are slots: this one is empty
-      return fill(c10::List<at::Tensor>(), [](py::handle h) { return tensor_of(h); });
-    default:
-      throw py::type_error("an ATen argument of type List[" + element.str() + "] cannot be prepared");
-  }
-}
-
-c10::IValue fixed_value(py::handle object, const c10::Type& type) {
+// A value as it comes; see Builder::aten.
+c10::IValue plain_value(py::handle object) {
   PyObject* raw = object.ptr();
-  if (object.is_none()) {
-    // A mandatory Tensor that is None is an undefined one: what ATen's attention kernels return for parts they lack.
-    if (type.kind() == c10::TypeKind::TensorType) return at::Tensor();
-    return {};
-  }
-  if (const auto* optional = type.castRaw<c10::OptionalType>()) return fixed_value(object, *optional->getElementType());
-  if (const auto* list = type.castRaw<c10::ListType>()) {
-    if (PyList_Check(raw)) return fixed_list(py::reinterpret_borrow<py::list>(object), *list->getElementType());
-    return fixed_value(object, *list->getElementType());  // int[2] accepts a single int; the kernel broadcasts it
-  }
+  if (object.is_none()) return {};
   if (THPDtype_Check(raw)) return static_cast<int64_t>(scalar_type(object));
   if (THPDevice_Check(raw)) return device_of(object);
   if (THPLayout_Check(raw)) return static_cast<int64_t>(reinterpret_cast<THPLayout*>(raw)->layout);
   if (THPMemoryFormat_Check(raw)) return static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(raw)->memory_format);
   if (PyBool_Check(raw)) return raw == Py_True;
-  if (PyLong_Check(raw)) {
-    if (type.kind() == c10::TypeKind::FloatType) return static_cast<double>(PyLong_AsLongLong(raw));
-    return object.cast<int64_t>();
-  }
+  if (PyLong_Check(raw)) return object.cast<int64_t>();
   if (PyFloat_Check(raw)) return PyFloat_AS_DOUBLE(raw);
   if (PyComplex_Check(raw)) return c10::complex<double>(PyComplex_RealAsDouble(raw), PyComplex_ImagAsDouble(raw));
   if (PyUnicode_Check(raw)) return object.cast<std::string>();
   if (THPVariable_Check(raw)) return tensor_of(object);
-  throw py::type_error("an ATen argument of type " + type.str() + " cannot be prepared from a " + Py_TYPE(raw)->tp_name);
+  if (PyList_Check(raw)) {
+    std::vector<c10::IValue> items;
+    for (py::handle item : object) items.push_back(plain_value(item));
+    return c10::ivalue::Tuple::create(std::move(items));
+  }
+  throw py::type_error(std::string("an ATen argument cannot be prepared from a ") + Py_TYPE(raw)->tp_name);
 }
 
-Argument argument_of(const py::tuple& tagged, const c10::Type& type) {
+// Prepared arguments come as tagged tuples: ("fixed", x), ("slot", i), ("value", i), ("float", i), ("list", [...]).
+Argument argument_of(const py::tuple& tagged) {
   const auto tag = tagged[0].cast<std::string>();
   Argument argument;
   if (tag == "fixed") {
-    argument.fixed = fixed_value(tagged[1], type);
-  } else if (tag == "slot" || tag == "value" || tag == "float") {
+    argument.fixed = plain_value(tagged[1]);
+  } else if (tag == "list") {
+    argument.kind = Argument::Kind::List;
+    for (py::handle item : tagged[1]) argument.items.push_back(argument_of(py::reinterpret_borrow<py::tuple>(item)));
+  } else {
     argument.kind = tag == "slot"  ? Argument::Kind::Slot
         : tag == "value" ? Argument::Kind::Value
                          : Argument::Kind::FloatValue;
     argument.index = tagged[1].cast<int32_t>();
-  } else {
-    const auto* unwrapped = &type;
-    if (const auto* optional = type.castRaw<c10::OptionalType>()) unwrapped = optional->getElementType().get();
-    const auto& element = *unwrapped->expectRef<c10::ListType>().getElementType();
-    const bool tensors = element.kind() == c10::TypeKind::TensorType;
-    const bool optional_tensors = element.kind() == c10::TypeKind::OptionalType;
-    argument.kind = tensors ? Argument::Kind::Tensors
-        : optional_tensors  ? Argument::Kind::OptionalTensors
-                            : Argument::Kind::Integers;
-    for (py::handle item : tagged[1]) argument.items.push_back(argument_of(py::reinterpret_borrow<py::tuple>(item), element));
   }
   return argument;
 }
@@ -138,6 +83,12 @@ Destination destination_of(py::handle object) {
   return destination;
 }
 
+std::vector<Destination> destinations_of(const py::list& items) {
+  std::vector<Destination> destinations;
+  for (py::handle item : items) destinations.push_back(destination_of(item));
+  return destinations;
+}
+
 // A Python object that C++ shares; it is released with the GIL held.
 std::shared_ptr<py::object> hold(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
@@ -146,154 +97,26 @@ std::shared_ptr<py::object> hold(py::object object) {
           }};
 }
 
-// ---- the builder ----------------------------------------------------------------------------------------------------
-
-struct Builder {
-  std::shared_ptr<Program> program = std::make_shared<Program>();
-
-  Instruction& add(Opcode opcode, std::string name) {
-    program->instructions.push_back(Instruction{.opcode = opcode});
-    program->instructions.back().name = std::move(name);
-    return program->instructions.back();
-  }
-  void uses(c10::Device device) {
-    if (!device.is_cpu()) program->device = device;
-  }
-
-  void input_tensor(std::string name, int32_t slot, py::handle dtype, py::handle device, int64_t dim) {
-    program->inputs.push_back({false, slot, scalar_type(dtype), device_of(device), dim, std::move(name)});
-    uses(device_of(device));
-  }
-  void input_symbol(std::string name, int32_t symbol) {
-    Input input;
-    input.is_symbol = true;
-    input.index = symbol;
-    input.name = std::move(name);
-    program->inputs.push_back(std::move(input));
-  }
-  void stream(py::object getter, int64_t device) {
-    program->current_stream = [held = hold(std::move(getter)), device] {
-      return reinterpret_cast<void*>((*held)(device).cast<uint64_t>());
-    };
-  }
-  void constant(int32_t slot, py::handle tensor) { program->constants.emplace_back(slot, tensor_of(tensor)); }
-  int64_t value(const std::vector<std::pair<std::string, int64_t>>& steps, bool initial) {
-    SizeProgram sizes;
-    for (const auto& [name, argument] : steps) {
-      const auto op = primtorch::size_program::operation(name);
-      if (!op || !sizes.push(*op, argument)) throw py::value_error("not a size program: " + name);
-    }
-    program->values.push_back(std::move(sizes));
-    const auto index = static_cast<int64_t>(program->values.size()) - 1;
-    if (initial) program->initial_values.push_back(static_cast<int32_t>(index));
-    return index;
-  }
-
-  // What profilers call the instruction that was added last.
-  void label(std::string text) { program->instructions.back().label = std::move(text); }
-
-  void alloc(int32_t dst, const std::vector<PySize>& shape, const std::vector<PySize>& strides, py::handle dtype,
-             py::handle device, std::string name) {
-    Instruction& in = add(Opcode::Alloc, std::move(name));
-    in.dst = dst;
-    in.shape = dims_of(shape);
-    in.strides = dims_of(strides);
-    in.dtype = scalar_type(dtype);
-    in.device = device_of(device);
-    uses(in.device);
-  }
-  void free(int32_t slot, std::string name) { add(Opcode::Free, std::move(name)).src = slot; }
-  void view(int32_t dst, int32_t src, const std::vector<PySize>& shape, const std::vector<PySize>& strides,
-            const PySize& offset, py::handle dtype, std::string name) {
-    Instruction& in = add(Opcode::View, std::move(name));
-    in.dst = dst;
-    in.src = src;
-    in.shape = dims_of(shape);
-    in.strides = dims_of(strides);
-    in.offset = dims_of({offset});
-    in.dtype = scalar_type(dtype);
-  }
-  void kernel(uint64_t address, std::vector<int32_t> buffers, const std::vector<PySize>& symbols, std::string name) {
-    Instruction& in = add(Opcode::Kernel, std::move(name));
-    in.kernel = reinterpret_cast<KernelFunction>(address);
-    in.buffers = std::move(buffers);
-    in.shape = dims_of(symbols);
-  }
-  void triton(std::shared_ptr<TritonKernel> handle, const std::vector<PySize>& grid, std::vector<int32_t> buffers,
-              std::vector<int32_t> written, const std::vector<PySize>& symbols, py::handle device, std::string name) {
-    if (handle->parameters().size() != buffers.size() + symbols.size()) {
-      throw py::value_error(name + " takes " + std::to_string(handle->parameters().size()) + " arguments, not " +
-                            std::to_string(buffers.size() + symbols.size()));
-    }
-    Instruction& in = add(Opcode::Triton, std::move(name));
-    in.triton = std::move(handle);
-    in.buffers = std::move(buffers);
-    in.written = std::move(written);
-    in.shape = dims_of(symbols);
-    in.strides = dims_of(grid);
-    in.device = device_of(device);
-    uses(in.device);
-  }
-  void aten(const std::string& op, const std::string& overload, const py::list& arguments, const py::list& destinations,
-            std::vector<int32_t> refreshed, std::string name) {
-    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), overload.c_str());
-    Instruction& in = add(Opcode::Aten, std::move(name));
-    in.op = std::make_shared<c10::OperatorHandle>(handle);
-    const auto& schema = handle.schema().arguments();
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      in.arguments.push_back(argument_of(py::reinterpret_borrow<py::tuple>(arguments[i]), *schema[i].type()));
-    }
-    for (py::handle item : destinations) in.destinations.push_back(destination_of(item));
-    in.refreshed = std::move(refreshed);
-  }
-  void python(py::object callable, std::vector<int32_t> slots, const std::vector<PySize>& integers,
-              const py::list& destinations, std::string name) {
-    Instruction& in = add(Opcode::Python, std::move(name));
-    in.buffers = std::move(slots);
-    in.shape = dims_of(integers);
-    for (py::handle item : destinations) in.destinations.push_back(destination_of(item));
-    auto held = hold(std::move(callable));
-    in.python = [held](const std::vector<at::Tensor>& tensors, c10::ArrayRef<int64_t> numbers) {
-      py::gil_scoped_acquire gil;
-      py::list inputs, ints;
-      for (const at::Tensor& tensor : tensors) inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
-      for (const int64_t number : numbers) ints.append(number);
-      std::vector<at::Tensor> results;
-      try {
-        for (py::handle item : py::iter((*held)(inputs, ints))) {
-          results.push_back(item.is_none() ? at::Tensor() : tensor_of(item));
-        }
-      } catch (py::error_already_set& error) {
-        error.restore();
-        python_error carried;  // the form in which torch's own code moves a Python exception through C++
-        carried.persist();
-        throw carried;
+PythonCall python_call(py::object callable) {
+  return [held = hold(std::move(callable))](const std::vector<at::Tensor>& tensors, c10::ArrayRef<int64_t> numbers) {
+    py::gil_scoped_acquire gil;
+    py::list inputs, ints;
+    for (const at::Tensor& tensor : tensors) inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+    for (const int64_t number : numbers) ints.append(number);
+    std::vector<at::Tensor> results;
+    try {
+      for (py::handle item : py::iter((*held)(inputs, ints))) {
+        results.push_back(item.is_none() ? at::Tensor() : tensor_of(item));
       }
-      return results;
-    };
-  }
-  void read_scalar(int32_t symbol, int32_t src, std::vector<int32_t> refreshed, std::string name) {
-    Instruction& in = add(Opcode::ReadScalar, std::move(name));
-    in.dst = symbol;
-    in.src = src;
-    in.refreshed = std::move(refreshed);
-  }
-  void expect(int32_t slot, const std::vector<PySize>& shape, const std::vector<PySize>& strides, std::string source,
-              py::object mended) {
-    Instruction& in = add(Opcode::Expect, std::move(source));
-    in.mended = [held = hold(std::move(mended))](const std::string& text) { (*held)(text); };
-    in.src = slot;
-    in.shape = dims_of(shape);
-    in.strides = dims_of(strides);
-  }
-  void output_none() { program->outputs.push_back({}); }
-  void output_slot(int64_t slot) { program->outputs.push_back({Output::Kind::Slot, slot}); }
-  void output_size(const PySize& size) {
-    program->outputs.push_back({size.first ? Output::Kind::Value : Output::Kind::Integer, size.second});
-  }
-  void output_float_value(int64_t value) { program->outputs.push_back({Output::Kind::FloatValue, value}); }
-  void output_float(double number) { program->outputs.push_back({Output::Kind::Float, 0, number}); }
-};
+    } catch (py::error_already_set& error) {
+      error.restore();
+      python_error carried;  // the form in which torch's own code moves a Python exception through C++
+      carried.persist();
+      throw carried;
+    }
+    return results;
+  };
+}
 
 // ---- the callable ---------------------------------------------------------------------------------------------------
 
@@ -434,15 +257,76 @@ PyTypeObject program_type = [] {
   return type;
 }();
 
-py::object build(Builder& builder, int32_t slots, int32_t symbols) {
-  builder.program->slots = slots;
-  builder.program->symbols = symbols;
+py::object compiled(std::shared_ptr<const Program> program) {
   auto* self = PyObject_New(CompiledProgram, &program_type);
   if (self == nullptr) throw py::error_already_set();
   self->vectorcall = program_vectorcall;
-  self->program = new std::shared_ptr<const Program>(std::move(builder.program));
-  builder.program = std::make_shared<Program>();
+  self->program = new std::shared_ptr<const Program>(std::move(program));
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(self));
+}
+
+// ---- the builder ----------------------------------------------------------------------------------------------------
+
+void bind_builder(py::module_& m) {
+  using Slots = std::vector<int32_t>;
+  py::class_<Builder>(m, "Builder")
+      .def(py::init<>())
+      .def("input_tensor",
+           [](Builder& self, std::string name, int32_t slot, py::handle dtype, py::handle device, int64_t dim) {
+             self.input_tensor(std::move(name), slot, scalar_type(dtype), device_of(device), dim);
+           })
+      .def("input_symbol", &Builder::input_symbol)
+      .def("stream",
+           [](Builder& self, py::object getter, int64_t device) {
+             self.stream([held = hold(std::move(getter)), device] {
+               return reinterpret_cast<void*>((*held)(device).cast<uint64_t>());
+             });
+           })
+      .def("constant", [](Builder& self, int32_t slot, py::handle tensor) { self.constant(slot, tensor_of(tensor)); })
+      .def("value", &Builder::value)
+      .def("label", &Builder::label)
+      .def("alloc",
+           [](Builder& self, int32_t dst, const Sizes& shape, const Sizes& strides, py::handle dtype, py::handle device,
+              std::string name) { self.alloc(dst, shape, strides, scalar_type(dtype), device_of(device), std::move(name)); })
+      .def("free", &Builder::free)
+      .def("view",
+           [](Builder& self, int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, const Size& offset,
+              py::handle dtype, std::string name) {
+             self.view(dst, src, shape, strides, offset, scalar_type(dtype), std::move(name));
+           })
+      .def("kernel",
+           [](Builder& self, uint64_t address, Slots buffers, const Sizes& symbols, std::string name) {
+             self.kernel(reinterpret_cast<KernelFunction>(address), std::move(buffers), symbols, std::move(name));
+           })
+      .def("triton",
+           [](Builder& self, std::shared_ptr<TritonKernel> handle, const Sizes& grid, Slots buffers, Slots written,
+              const Sizes& symbols, py::handle device, std::string name) {
+             self.triton(std::move(handle), grid, std::move(buffers), std::move(written), symbols, device_of(device), std::move(name));
+           })
+      .def("aten",
+           [](Builder& self, const std::string& op, const std::string& overload, const py::list& arguments,
+              const py::list& destinations, Slots refreshed, std::string name) {
+             std::vector<Argument> given;
+             for (py::handle item : arguments) given.push_back(argument_of(py::reinterpret_borrow<py::tuple>(item)));
+             self.aten(op, overload, given, destinations_of(destinations), std::move(refreshed), std::move(name));
+           })
+      .def("python",
+           [](Builder& self, py::object callable, Slots slots, const Sizes& integers, const py::list& destinations,
+              std::string name) {
+             self.python(python_call(std::move(callable)), std::move(slots), integers, destinations_of(destinations), std::move(name));
+           })
+      .def("read_scalar", &Builder::read_scalar)
+      .def("expect",
+           [](Builder& self, int32_t slot, const Sizes& shape, const Sizes& strides, std::string source, py::object mended) {
+             self.expect(slot, shape, strides, std::move(source),
+                         [held = hold(std::move(mended))](const std::string& text) { (*held)(text); });
+           })
+      .def("output_none", [](Builder& self) { self.output({}); })
+      .def("output_slot", [](Builder& self, int64_t slot) { self.output({Output::Kind::Slot, slot}); })
+      .def("output_size", &Builder::output_size)
+      .def("output_float", [](Builder& self, double number) { self.output({Output::Kind::Float, 0, number}); })
+      .def("output_float_value", [](Builder& self, int64_t value) { self.output({Output::Kind::FloatValue, value}); })
+      .def("build", [](Builder& self, int32_t slots, int32_t symbols) { return compiled(self.build(slots, symbols)); });
 }
 
 }  // namespace
@@ -466,27 +350,5 @@ PYBIND11_MODULE(_C, m) {
            })
       .def_property_readonly("name", &TritonKernel::name)
       .def_property_readonly("parameters", &TritonKernel::parameters);
-  py::class_<Builder>(m, "Builder")
-      .def(py::init<>())
-      .def("input_tensor", &Builder::input_tensor)
-      .def("input_symbol", &Builder::input_symbol)
-      .def("stream", &Builder::stream)
-      .def("constant", &Builder::constant)
-      .def("value", &Builder::value)
-      .def("label", &Builder::label)
-      .def("alloc", &Builder::alloc)
-      .def("free", &Builder::free)
-      .def("view", &Builder::view)
-      .def("kernel", &Builder::kernel)
-      .def("triton", &Builder::triton)
-      .def("aten", &Builder::aten)
-      .def("python", &Builder::python)
-      .def("read_scalar", &Builder::read_scalar)
-      .def("expect", &Builder::expect)
-      .def("output_none", &Builder::output_none)
-      .def("output_slot", &Builder::output_slot)
-      .def("output_size", &Builder::output_size)
-      .def("output_float", &Builder::output_float)
-      .def("output_float_value", &Builder::output_float_value)
-      .def("build", &build);
+  bind_builder(m);
 }

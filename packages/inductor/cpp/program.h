@@ -33,9 +33,10 @@ struct Dims {
   std::vector<std::pair<int32_t, int32_t>> patches;  // (position, index into the value table)
 };
 
-// An ATen argument: a finished IValue, or a recipe that reads slots and values.
+// An ATen argument: a finished IValue, or a recipe that reads slots and values. A `List` is of a kind that the operator's
+// schema says; in an instruction there is none.
 struct Argument {
-  enum class Kind : int8_t { Fixed, Slot, Value, FloatValue, Tensors, OptionalTensors, Integers };
+  enum class Kind : int8_t { Fixed, Slot, Value, FloatValue, List, Tensors, OptionalTensors, Integers };
   Kind kind = Kind::Fixed;
   c10::IValue fixed;
   int32_t index = 0;
@@ -73,7 +74,7 @@ struct Instruction {
   std::shared_ptr<TritonKernel> triton;
   std::shared_ptr<c10::OperatorHandle> op;
   PythonCall python;
-  std::function<void(const std::string&)> mended;  // told, with the GIL, of a layout that was mended
+  std::function<void(const std::string&)> mended;  // told, behind the run, of a layout that was mended
   std::vector<Argument> arguments;
   std::vector<Destination> destinations;
   std::vector<int32_t> refreshed;  // values to evaluate again, now that a symbol is known
