@@ -65,6 +65,22 @@ def test_processes_build_once(package: Path) -> None:
     assert {path.suffix for build in builds for path in build.iterdir()} == {".so", ""}  # the library, and the lock
 
 
+def test_a_package_with_headers_is_a_library_too(package: Path) -> None:
+    """Of all but module.cpp, beside the extension, and without a link to Python."""
+    (package.parent / "include").mkdir()
+    (package.parent / "include" / "answer.h").write_text("int answer();")
+    (package / "cpp" / "answer.cpp").write_text(
+        '#include <answer.h>\n__attribute__((visibility("default"))) int answer() { return 43; }'
+    )
+    built = Path(str(extensions.load("package._C", str(package)).__file__))
+    library = building.library_of(built, "package")
+    assert calls(package) == 4  # two compiled, two linked
+    needed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    assert "python" not in "".join(line.partition("=>")[0] for line in needed.splitlines())
+    (package.parent / "include" / "answer.h").write_text("int answer();  // another one")
+    assert extensions.load("package._C", str(package)).__file__ != str(built)
+
+
 @pytest.mark.parametrize("what", ["no compiler", "not C++", "no headers", "folder", "others may write"])
 def test_what_cannot_be_built_says_what_to_do(package: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {

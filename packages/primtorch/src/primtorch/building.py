@@ -1,7 +1,9 @@
 """Compiles a package's C++ extension: in place for a checkout, and for `extensions`, which has it made at first use.
 
 A wheel holds the sources, in `_C/cpp/`, and no binary: so one wheel serves every supported torch and Python. In a
-checkout they lie in `cpp/` beside `src/`; headers that packages share in primtorch's `include/`.
+checkout they lie in `cpp/` beside `src/`; headers that packages share in primtorch's `include/`. A package with an
+`include/` of its own is for C++ programs, too: all but its `module.cpp`, which alone knows Python, is a library beside
+the extension.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -32,7 +34,17 @@ def build_of(folder: Path) -> Path:
 
 
 def headers_of(folder: Path) -> list[Path]:
-    return [*folder.glob("*.h"), *SHARED.rglob("*.h")]
+    return [path for place in (folder, SHARED, *_given_headers(folder)) for path in place.rglob("*.h")]
+
+
+def _given_headers(folder: Path) -> list[Path]:
+    """The folder of headers that the package of the sources in `folder` gives to C++ programs, if it does."""
+    return [*folder.parent.glob("src/*/include"), *filter(Path.is_dir, (folder.parents[1] / "include",))]
+
+
+def library_of(extension: Path, package: str) -> Path:
+    """The library for C++ programs that lies beside a package's extension."""
+    return extension.with_name(f"lib{package}.so")
 
 
 def build_in_place(root: Path) -> Path:
@@ -57,7 +69,7 @@ def build_in_place(root: Path) -> Path:
     if stale or not target.exists() or target.stat().st_mtime < max(obj.stat().st_mtime for obj in objects.values()):
         print(f"{package.name}._C for {build}: compiling {len(stale)} of {len(objects)} C++ files", flush=True)
         compile_objects(stale)
-        link(list(objects.values()), target)
+        link_all(package.name, objects, target)
     return target
 
 
@@ -68,7 +80,8 @@ def compile_objects(sources: dict[Path, Path], progress: Callable[[int], None] =
         NotBuilt: there is no compiler, or it does not take the sources.
     """
     command = [*compiler(), *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    command += [f"-I{path}" for path in _include_paths()]
+    given = dict.fromkeys(path for source in sources for path in _given_headers(source.parent))
+    command += [f"-I{path}" for path in (*given, *_include_paths())]
     waiting = list(sources.items())
     running: list[subprocess.Popen[str]] = []
     failed: list[str] = []
@@ -90,7 +103,19 @@ def compile_objects(sources: dict[Path, Path], progress: Callable[[int], None] =
         )
 
 
-def link(objects: Sequence[Path], target: Path) -> None:
+def link_all(package: str, objects: Mapping[Path, Path], target: Path) -> None:
+    """A package's extension of the objects of its sources, and before it the library for C++ programs, if it has one.
+
+    Raises:
+        NotBuilt: the compiler cannot.
+    """
+    if any(_given_headers(source.parent) for source in objects):
+        plain = [made for source, made in objects.items() if source.name != "module.cpp"]
+        link(plain, library_of(target, package), python=False)
+    link(list(objects.values()), target)
+
+
+def link(objects: Sequence[Path], target: Path, python: bool = True) -> None:
     """The shared library of these objects, there as a whole or not at all: a running process keeps the file it mapped.
 
     Raises:
@@ -100,7 +125,8 @@ def link(objects: Sequence[Path], target: Path) -> None:
 
     libraries = [f"-L{path}" for path in library_paths()] + [f"-Wl,-rpath,{path}" for path in library_paths()]
     # The shared C++ library, that torch uses: beside a static one, which some compilers prefer, streams crash.
-    libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-ldl", "-l:libstdc++.so.6"]
+    libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ldl", "-l:libstdc++.so.6"]
+    libraries += ["-ltorch_python"] if python else [f"-Wl,-soname,{target.name}"]
     fresh = target.with_suffix(f".new{os.getpid()}")
     process = _started([*compiler(), "-shared", *map(str, objects), *libraries, "-o", str(fresh)])
     told, _ = process.communicate()

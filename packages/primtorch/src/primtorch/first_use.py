@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from primtorch.building import FLAGS, NotBuilt, build_of, compile_objects, headers_of, link
+from primtorch.building import FLAGS, NotBuilt, build_of, compile_objects, headers_of, link_all
 
 WAIT = 900.0  # seconds that a process waits for another one that builds the same
 POLL = 0.1
@@ -54,7 +54,7 @@ def _build(package: str, release: str, files: list[Path], target: Path) -> None:
             objects = {source: Path(work) / f"{source.stem}.o" for source in files}
             line.show(f"0 of {len(files)} files")
             compile_objects(objects, lambda done: line.show(f"{done} of {len(files)} files"))
-            link(list(objects.values()), target)
+            link_all(package, objects, target)
     except OSError as error:
         line.end("failed")
         raise NotBuilt(f"{target.parent} cannot be written ({error}): name another folder by XDG_CACHE_HOME") from error
