@@ -362,3 +362,15 @@ def test_what_hangs_on_an_argument_is_refused(value: object) -> None:
     x.extra = value  # type: ignore[attr-defined]
     with pytest.raises(NotExportable, match="extra"):
         torchdynamo.export(lambda t: t * t.extra)(x)
+
+
+def test_a_graph_of_operators_has_the_programs_lines_and_takes_expanded_tensors() -> None:
+    def of_expanded(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    x = torch.randn(3, 1).expand(3, 4)
+    for dynamic in (False, True):
+        exported = torchdynamo.export(of_expanded, aten_graph=True, dynamic=dynamic)(x)
+        assert torch.equal(exported(x), of_expanded(x))
+        calls = exported.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+        assert [node.meta["stack"][-1].function for node in calls] == ["of_expanded"]

@@ -455,11 +455,13 @@ def _of_aten(exported: Exported, whole: Whole[Any]) -> Exported:
         inputs = [item.example for item in whole.finished.inputs]
         examples = [_copied(example) for example in inputs if isinstance(example, torch.Tensor)]
     with whole.outside.mode if symbolic else contextlib.nullcontext():
-        traced = trace(exported.graph.forward, *examples)
+        traced = trace(exported.graph, *examples)
     return replace(exported, graph=traced, written=tuple(traced.meta.get("written_inputs", ())))
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if torch._debug_has_internal_overlap(tensor) == 1:  # an expanded one, to which nobody can write
+        return tensor.detach().requires_grad_(tensor.requires_grad)
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copied.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
