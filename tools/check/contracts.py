@@ -108,7 +108,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ownership", "native", "cost", "layouts", "kept_rows"),
         ("scheduling", "parts"),
         ("codegen",),
-        ("emit", "source"),
+        ("emit", "source", "program_file"),
         ("compile",),
         ("",),
     ),

@@ -2,6 +2,7 @@
 // folder that knows Python.
 #include "builder.h"
 
+#include <pybind11/complex.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -10,6 +11,7 @@
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torchinductor/program.h>
 
 namespace py = pybind11;
 
@@ -329,6 +331,36 @@ void bind_builder(py::module_& m) {
       .def("build", [](Builder& self, int32_t slots, int32_t symbols) { return compiled(self.build(slots, symbols)); });
 }
 
+// ---- programs in folders --------------------------------------------------------------------------------------------
+
+py::object python_value(const c10::IValue& value) {
+  if (value.isTensor()) return py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isComplexDouble()) return py::cast(static_cast<std::complex<double>>(value.toComplexDouble()));
+  if (value.isString()) return py::str(value.toStringRef());
+  return py::none();
+}
+
+void bind_saved_program(py::module_& m) {
+  using torchinductor::Program;
+  py::register_exception<torchinductor::LoadError>(m, "LoadError", PyExc_RuntimeError);
+  py::class_<Program>(m, "SavedProgram")
+      .def(py::init([](const std::string& folder) { return Program::load(folder); }), py::call_guard<py::gil_scoped_release>())
+      .def("__call__", [](const Program& self, const py::list& given) {
+        std::vector<c10::IValue> inputs, results;
+        for (py::handle item : given) inputs.push_back(plain_value(item));
+        {
+          py::gil_scoped_release no_gil;
+          results = self.run(inputs);
+        }
+        py::list found;
+        for (const c10::IValue& result : results) found.append(python_value(result));
+        return found;
+      });
+}
+
 }  // namespace
 }  // namespace inductor
 
@@ -351,4 +383,5 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("name", &TritonKernel::name)
       .def_property_readonly("parameters", &TritonKernel::parameters);
   bind_builder(m);
+  bind_saved_program(m);
 }

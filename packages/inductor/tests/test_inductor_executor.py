@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 
@@ -15,7 +17,19 @@ import torch
 
 from primtorch.ledger import Event, Ledger
 from primtorch.symbolic.expr import IntExpr, constant, symbol
-from torchinductor import _C, native
+from torchinductor import (
+    _C,
+    CallInput,
+    CallMeasure,
+    CallNumber,
+    CallSignature,
+    FromInput,
+    FromOutput,
+    InductorOptions,
+    NotForCpp,
+    native,
+    write_program,
+)
 from torchinductor.events import MENDED_LAYOUT, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.program import (
@@ -34,6 +48,7 @@ from torchinductor.program import (
     TritonCall,
     View,
 )
+from torchinductor.program_file import _CALLS, KINDS
 
 CPU = torch.device("cpu")
 F32 = torch.float32
@@ -52,15 +67,42 @@ def both(program: Program, make_inputs) -> tuple[list, list]:
     return ours, PythonExecutor(program)(make_inputs())
 
 
+def from_folder(program: Program, inputs: list) -> list:
+    """The program written for C++ and read again, and its results."""
+    numbers = [isinstance(item, SymbolInput) for item in program.inputs]
+    kinds = [KINDS[1 + isinstance(value, float)] if n else KINDS[0] for n, value in zip(numbers, inputs, strict=True)]
+    signature = CallSignature(
+        inputs=tuple(
+            CallInput(item.name, kind, *() if n else (item.dtype, *2 * ((-1,) * len(item.shape),)))
+            for item, kind, n in zip(program.inputs, kinds, numbers, strict=True)
+        ),
+        measures=tuple(CallMeasure(place, "value") for place, n in enumerate(numbers) if n),
+        relations=(),
+        feeds=tuple(
+            CallNumber((("sym", sum(numbers[:place])),)) if n else FromInput(place) for place, n in enumerate(numbers)
+        ),
+        results=tuple(map(FromOutput, range(len(program.instructions[-1].values)))),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_program(folder, program, (), signature, InductorOptions())
+        torch.manual_seed(3)
+        return _C.SavedProgram(folder)(inputs)
+
+
 def check(program: Program, *inputs) -> list:
     ours, oracle = both(program, lambda: list(inputs))
-    assert len(ours) == len(oracle)
-    for a, b in zip(ours, oracle, strict=True):
-        if isinstance(b, torch.Tensor):
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-            assert a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
-        else:
-            assert a == b and type(a) is type(b)
+    found = [ours]
+    with contextlib.suppress(NotForCpp):
+        if not any(isinstance(i, KernelCall) for i in program.instructions) and all(i is not None for i in inputs):
+            found.append(from_folder(program, list(inputs)))
+    for results in found:
+        assert len(results) == len(oracle)
+        for a, b in zip(results, oracle, strict=True):
+            if isinstance(b, torch.Tensor):
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+                assert a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+            else:
+                assert a == b and type(a) is type(b)
     return ours
 
 
@@ -451,3 +493,20 @@ def test_a_malformed_size_program_is_refused() -> None:
     for steps in ([("mul", 0)], [("const", 1), ("no such operation", 0)]):
         with pytest.raises(ValueError, match="not a size program"):
             _C.Builder().value(steps, True)
+
+
+def test_each_call_of_a_builder_has_a_form_in_a_file_or_is_refused() -> None:
+    calls = {name for name in vars(_C.Builder) if not name.startswith("_")}
+    assert calls - set(_CALLS) == {"build", "stream", "triton", "python"}
+
+
+def test_a_call_of_python_has_no_form_in_a_file() -> None:
+    program = Program(
+        inputs=(tensor_input(0, 3),),
+        symbols=(),
+        num_slots=2,
+        constants=(),
+        instructions=(AtenCall(lambda x: x, (Slot(0),), (), (1,)), Output((Slot(1),))),
+    )
+    with pytest.raises(NotForCpp, match="is no operator of the dispatcher, but a function of Python"):
+        from_folder(program, [torch.ones(3)])

@@ -1,6 +1,7 @@
 """torchcompile.compile(model): the whole compiler stack behind one call."""
 
 from torchcompile.api import compile, compile_in_place, explain, export, list_backends, profile, report, reset
+from torchcompile.artifacts.cpp import save_cpp
 from torchcompile.artifacts.loading import load
 from torchcompile.artifacts.saving import save
 from torchcompile.backends import register_backend
@@ -43,5 +44,5 @@ __all__ = [
     "assume_constant_result", "compile", "compile_in_place", "cudagraph_mark_step_begin", "disable",
     "disallow_in_graph", "error_on_graph_break", "explain", "export", "graph_break", "is_compiling", "list_backends",
     "load", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "profile", "register_backend",
-    "report", "reset", "save", "set_stance", "substitute_in_graph",
+    "report", "reset", "save", "save_cpp", "set_stance", "substitute_in_graph",
 ]  # fmt: skip

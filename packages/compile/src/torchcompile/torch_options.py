@@ -63,7 +63,7 @@ TORCH_OPTIONS: Mapping[str, Counterpart] = MappingProxyType(
             "about a microsecond a call; mark values that do not matter with torchcompile.assume_constant_result"
         ),
         "freezing": Counterpart(taken=(False,), instead="parameters are inputs of compiled code: leave it out"),
-        "use_aoti": Counterpart(taken=(False,), instead="use torchcompile.export and torchcompile.save"),
+        "use_aoti": Counterpart(taken=(False,), instead="use torchcompile.export and torchcompile.save_cpp"),
         "trace.graph_diagram": Counterpart(
             taken=(False,), instead="write options={'dump': folder}: every stage as readable text"
         ),

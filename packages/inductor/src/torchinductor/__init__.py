@@ -14,9 +14,21 @@ from torchinductor.compile import (
     devices_of,
     load_graph,
 )
-from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
+from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, NotForCpp, UnknownDevice
 from torchinductor.native import label_of
 from torchinductor.program import Part
+from torchinductor.program_file import (
+    CallInput,
+    CallMeasure,
+    CallNumber,
+    CallRelation,
+    CallSignature,
+    FromInput,
+    FromOutput,
+    include_path,
+    library_path,
+    write_program,
+)
 from torchinductor.schemas import NO_MEMORY, Binaries, GraphStats, InductorOptions, Memory
 from torchinductor.source import generate_source
 
@@ -27,10 +39,17 @@ __all__ = [
     "Binaries",
     "BuildFailed",
     "Built",
+    "CallInput",
+    "CallMeasure",
+    "CallNumber",
+    "CallRelation",
+    "CallSignature",
     "CodegenBackend",
     "CompiledGraph",
     "CompilerMissing",
     "CppBackend",
+    "FromInput",
+    "FromOutput",
     "GraphStats",
     "InductorError",
     "InductorOptions",
@@ -39,6 +58,7 @@ __all__ = [
     "KernelSource",
     "LoweringError",
     "Memory",
+    "NotForCpp",
     "Part",
     "TritonBackend",
     "UnknownDevice",
@@ -50,9 +70,12 @@ __all__ = [
     "devices_of",
     "facts_of",
     "generate_source",
+    "include_path",
     "label_of",
+    "library_path",
     "load_graph",
     "register_codegen",
+    "write_program",
 ]
 
 register_codegen("cpu", CppBackend())

@@ -37,3 +37,7 @@ class OutOfBounds(InductorError, IndexError):
 
 class DivisionByZero(InductorError):
     """A kernel met an integer division by zero. (The C++ executor raises a plain RuntimeError.)"""
+
+
+class NotForCpp(InductorError):
+    """A program that C++ cannot run without Python. Names the operator, the reason and the user's line."""

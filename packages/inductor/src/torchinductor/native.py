@@ -54,7 +54,14 @@ def prepare(program: Program, mended: Mended = TELL_PROCESS, title: str = "graph
     Profilers show each part under the title and its own name. `mended` is called, with the results computed, for each
     `Expect` that did not hold.
     """
-    return _Encoder(program, mended, title).encode()
+    builder = Builder()
+    encode(program, builder, mended, title)
+    return builder.build(program.num_slots, len(program.symbols))
+
+
+def encode(program: Program, builder: Builder, mended: Mended, title: str) -> None:
+    """Makes the calls of a builder that a program is; all but the last, `build`."""
+    _Encoder(program, builder, mended, title).encode()
 
 
 def accelerator_of(program: Program) -> torch.device | None:
@@ -69,17 +76,17 @@ def accelerator_of(program: Program) -> torch.device | None:
 
 
 class _Encoder:
-    def __init__(self, program: Program, mended: Mended, title: str) -> None:
+    def __init__(self, program: Program, builder: Builder, mended: Mended, title: str) -> None:
         self.program = program
+        self.builder = builder
         self.mended = mended
         self.labels = {part.position: label_of(title, part) for part in program.parts}
-        self.builder = Builder()
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
         self.values: dict[IntExpr | FloatExpr, int] = {}
         self.device = accelerator_of(program) or torch.device("cpu")
 
-    def encode(self) -> CompiledProgram:
+    def encode(self) -> None:
         self._read_sizes()
         if self.device.type == "cuda":
             # Asked once a call, so that kernels follow torch.cuda.stream(...) and a capture's stream.
@@ -98,7 +105,6 @@ class _Encoder:
             self._instruction(instruction)
             if position in self.labels:
                 self.builder.label(self.labels[position])
-        return self.builder.build(self.program.num_slots, len(self.symbols))
 
     # ---- sizes: every distinct expression is evaluated once a call, as soon as its symbols are known -----------
 

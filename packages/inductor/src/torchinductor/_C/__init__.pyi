@@ -1,3 +1,5 @@
+"""The executor (`torchinductor.native`), and what runs saved programs, which is C++ programs' own."""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,3 +89,14 @@ class Builder:
     def output_float(self, number: float) -> None: ...
     def output_float_value(self, value: int) -> None: ...
     def build(self, slots: int, symbols: int) -> CompiledProgram: ...
+
+class LoadError(RuntimeError): ...
+
+class SavedProgram:
+    """`torchinductor::Program`, to try a folder from Python: takes the inputs of a C++ call, and gives its results.
+
+    Raises LoadError; at a call ValueError for inputs that the program was not compiled for.
+    """
+
+    def __init__(self, folder: str) -> None: ...
+    def __call__(self, inputs: list[Any], /) -> list[Any]: ...
