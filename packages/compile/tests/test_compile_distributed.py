@@ -9,6 +9,7 @@ from pathlib import Path
 import collective_programs
 import distributed_programs
 import failing_ranks
+import parallel_programs
 import pytest
 import replica_programs
 import sharded_programs
@@ -102,13 +103,16 @@ def test_four_processes() -> None:
             processes.run(replica_programs.trains_as_eager, name, "inductor")
         for name in ("resharded_mixed", "flat_mixed_accumulated"):
             assert "distributed" in processes.run(sharded_programs.trains_as_eager, name, "aot_eager")[0]
+        for name in ("by_tensor", "by_sequence"):
+            processes.run(parallel_programs.trains_as_eager, name, "inductor")
 
 
 @pytest.mark.parametrize("name", sharded_programs.CASES)
 def test_shards(pair: Processes, name: str) -> None:
     backend = "inductor" if name in ("whole", "blocks_first", "flat") else "aot_eager"
     for events in pair.run(sharded_programs.trains_as_eager, name, backend):
-        within = name != "flat_blocks"  # the hooks of the units, which gather parameters; there they are around it
+        # The hooks of the units, which gather parameters; there they are around it. Parallel modules need no break.
+        within = name != "flat_blocks" and "parallel" not in name
         assert ("distributed" in events) == within
 
 
@@ -191,6 +195,26 @@ def test_to_begin_and_to_wait_are_two_nodes(pair: Processes) -> None:
 @pytest.mark.parametrize("name", work_programs.LEAVES)
 def test_work_that_leaves_the_graph_is_eager_s(pair: Processes, name: str) -> None:
     pair.run(work_programs.leaves, name, "aot_eager")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", parallel_programs.MODELS)
+def test_parallel_modules_are_one_graph(pair: Processes, name: str, backend: str) -> None:
+    told = ["distributed: embedding() of a DTensor"] if name == "with_words" else []
+    for breaks, captured in pair.run(parallel_programs.trains_as_eager, name, backend):
+        assert (breaks, captured) == (told, 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_layouts_by_hand(pair: Processes, backend: str) -> None:
+    pair.run(parallel_programs.by_hand, backend)
+
+
+def test_the_graph_of_a_parallel_module_holds_its_collectives(pair: Processes) -> None:
+    for found in pair.run(parallel_programs.without_gradients):
+        begun = [name for name in found if name != "wait_tensor"]
+        assert found == [name for each in begun for name in (each, "wait_tensor")]
+        assert begun == ["all_gather_into_tensor", "reduce_scatter_tensor"] * 4 + ["all_gather_into_tensor"] * 2
 
 
 def test_every_public_collective_has_a_row() -> None:

@@ -34,16 +34,21 @@ from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
 from primtorch.verify import verify
-from primtorch.wrappers import NotTakenApart, Template, is_wrapper, whole_of, wrappers_in
+from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
 
 # A wrapper that the program makes, and a part that it reads of one, in graphs over wrappers. `call` says which.
 _LIBRARY = torch.library.Library("aotautograd_wrappers", "DEF")
 _LIBRARY.define("make(Tensor[] parts, int call) -> Tensor")
 _LIBRARY.define("part(Tensor whole, int call) -> Tensor")
-for _name in ("make", "part"):
+_LIBRARY.define("relay(Tensor tensor, int call) -> Tensor")
+for _name in ("make", "part", "relay"):
     _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 MAKE: OpOverload = torch.ops.aotautograd_wrappers.make.default
 PART: OpOverload = torch.ops.aotautograd_wrappers.part.default
+RELAY: OpOverload = torch.ops.aotautograd_wrappers.relay.default  # a `Relaid`, or its derivative
+
+
+_IN_FLIGHT = "_c10d_functional::_wrap_tensor_autograd"  # a tensor that waits where it is used: a graph waits at once
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,62 @@ class _Call:
 
     run: Callable[[Any], object]  # of the parts, or of the whole
     spec: TensorSpec
+    rehearse: Callable[[Any], None] | None = None  # what is done before, of which nothing is recorded
 
 
 _CALLS: dict[int, _Call] = {}
 _NUMBERS = itertools.count()
 register_special(MAKE, lambda mode, parts, call: mode.from_spec(_CALLS[call].spec))
 register_special(PART, lambda mode, whole, call: mode.from_spec(_CALLS[call].spec))
+register_special(RELAY, lambda mode, tensor, call: mode.from_spec(_CALLS[call].spec))
+
+
+class _Relaying(torch.autograd.Function):
+    """Another layout, and in the derivative the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
+        ctx.there, ctx.back = there, back
+        return RELAY(tensor, there)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None, None]:
+        return _relaying(gradients[0], ctx.back, ctx.there), None, None
+
+
+def _relaying(tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
+    return _Relaying.apply(tensor, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _WayBack:
+    """The derivative of another layout, by autograd: the function is run of a tensor of the same layout, unrecorded."""
+
+    def __init__(self, call: Relaid, given: torch.Tensor) -> None:
+        whole = whole_of(given)
+        self.call = call
+        self.template = TensorSpec.of(given) if whole is None else _template(whole)
+        self.ends: tuple[Any, Any] | None = None
+
+    def rehearse(self, gradient: Any) -> None:
+        template, mode = self.template, _mode_of(gradient)
+        with torch.enable_grad():
+            if isinstance(template, TensorSpec):
+                begin: Any = mode.from_spec(template)
+            else:
+                begin = template.build(mode.from_spec(spec) for spec in template.specs())
+            begin = begin.detach().requires_grad_()
+            self.ends = begin, self.call(begin)
+
+    def run(self, gradient: Any) -> object:
+        assert self.ends is not None
+        (begin, end), self.ends = self.ends, None
+        return torch.autograd.grad(end, begin, gradient)[0]
+
+
+def _mode_of(tensor: Any) -> FakeMode:
+    inner: Any = next(_template(tensor).flatten(tensor)) if is_wrapper(type(tensor)) else tensor
+    mode: FakeMode = inner.fake_mode
+    return mode
 
 
 @dataclass(frozen=True)
@@ -112,6 +167,13 @@ class WrapperProgram:
         return graph
 
     def _of_wrapper(self, graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+        if isinstance(node.target, Relaid):
+            (given,) = node.args
+            assert isinstance(given, fx.Node)
+            back = _WayBack(node.target, given.meta["val"])
+            there = self._call(node.target, node)
+            number = self._call(back.run, given, back.rehearse)
+            return graph.call_function(_relaying, (given, there, number))
         if isinstance(node.target, type) and is_wrapper(node.target):
             leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
@@ -133,9 +195,9 @@ class WrapperProgram:
             return None
         return graph.call_function(PART, (node.args[0], self._call(operator.attrgetter(name), node)))
 
-    def _call(self, run: Callable[[Any], object], node: fx.Node) -> int:
+    def _call(self, run: Callable[[Any], object], node: fx.Node, rehearse: Callable[[Any], None] | None = None) -> int:
         number = next(_NUMBERS)
-        _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]))
+        _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]), rehearse)
         self._calls.append(number)
         return number
 
@@ -313,7 +375,7 @@ class _Apart:
         for number, part in enumerate(parts):
             self._input(f"{node.name}_{number}", part)
         with self:
-            whole = template.build(iter(parts))
+            whole = template.build(iter(parts)).requires_grad_(False)
         self.alive.append(whole)
         self.wholes[id(whole)] = self.places
         return self._known(whole, node)
@@ -357,11 +419,14 @@ class _Apart:
             return self._copied(node)
         if node.target is operator.getitem and any(_holds_wrapper(a) for a in args):
             return args[0][args[1]]
-        if not _holds_wrapper((args, kwargs)) and node.target is not MAKE:
+        if not _holds_wrapper((args, kwargs)) and node.target not in (MAKE, RELAY):
             return self._copied(node)
-        if node.target in (MAKE, PART):
+        if node.target in (MAKE, PART, RELAY):
+            call = _CALLS[args[1]]
+            if call.rehearse is not None:
+                call.rehearse(args[0])
             with self:
-                return self._known(_CALLS[args[1]].run(args[0]), node)
+                return self._known(call.run(args[0]), node)
         with self:
             return self._known(target(*args, **kwargs), node)
 
@@ -403,6 +468,9 @@ class _Apart:
             raise UnsupportedMutation(
                 f"{func} in __torch_dispatch__ writes to its arguments", self.meta.get("stack", ())
             )
+        if func.name() == _IN_FLIGHT:
+            with self:
+                return torch.ops._c10d_functional.wait_tensor(args[0])
         if func is torch.ops.aten.view.default and not _is_viewable(args[0], args[1]):
             # The trace took the wrapper to be laid out otherwise. No node tells a view from a copy.
             with self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from primtorch.spec import Size, TensorSpec
 
 _NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
 _WHOLE = "_whole"
+_DTENSOR = "torch.distributed.tensor"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -31,6 +32,11 @@ def is_wrapper(kind: object) -> bool:
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
+def lies_over_ranks(kind: type) -> bool:
+    """Whether a class is torch's DTensor."""
+    return kind.__module__ == _DTENSOR
+
+
 def whole_of(fake: torch.Tensor) -> Any:
     """What a fake stands for if it is that of a wrapper: a tensor of the class around fakes, else None."""
     return fake.__dict__.get(_WHOLE)
@@ -38,6 +44,39 @@ def whole_of(fake: torch.Tensor) -> Any:
 
 def stand_for(fake: torch.Tensor, whole: torch.Tensor) -> None:
     fake.__dict__[_WHOLE] = whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaid:
+    """Another layout of one tensor: a function that makes a wrapper of it, takes the tensor out of one, or lays one out
+    in another way over processes. It is linear, and what its derivative does hangs on layouts alone."""
+
+    function: Callable[..., Any]
+    rest: tuple[object, ...]
+    named: Mapping[str, object]
+
+    @property
+    def __name__(self) -> str:
+        return self.function.__name__
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    def __call__(self, tensor: Any) -> Any:
+        return self.function(tensor, *self.rest, **self.named)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A part of a wrapper that is no tensor, and one and the same object: a mesh of processes."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 class NotTakenApart(Exception):
@@ -51,7 +90,7 @@ class Template:
     kind: Any
     names: tuple[str, ...]
     context: Any
-    parts: tuple[Template | TensorSpec, ...]
+    parts: tuple[Template | TensorSpec | Held, ...]
     size: tuple[Size, ...]
     stride: tuple[Size, ...]
 
@@ -59,6 +98,8 @@ class Template:
     def of(tensor: Any) -> Template:
         """Raises NotTakenApart."""
         kind = type(tensor)
+        if lies_over_ranks(kind) and any(hasattr(placement, "mask_buffer") for placement in tensor.placements):
+            raise NotTakenApart(f"a {kind.__qualname__} has a placement that keeps a mask")
         try:
             names, context = tensor.__tensor_flatten__()
             values = [getattr(tensor, name) for name in names]
@@ -73,14 +114,14 @@ class Template:
             value = getattr(tensor, name)
             if isinstance(part, Template):
                 yield from part.flatten(value)
-            else:
+            elif isinstance(part, TensorSpec):
                 yield value
 
     def specs(self) -> Iterator[TensorSpec]:
         for part in self.parts:
             if isinstance(part, Template):
                 yield from part.specs()
-            else:
+            elif isinstance(part, TensorSpec):
                 yield part
 
     def symbolic(self) -> bool:
@@ -91,18 +132,26 @@ class Template:
 
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         """A tensor of this template around the next plain tensors."""
-        inner = {
-            name: part.build(tensors) if isinstance(part, Template) else next(tensors)
-            for name, part in zip(self.names, self.parts, strict=True)
-        }
+        inner = {name: _built(part, tensors) for name, part in zip(self.names, self.parts, strict=True)}
         context = copy.deepcopy(self.context)
         return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[arg-type]
 
 
-def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec:
+def _built(part: Template | TensorSpec | Held, tensors: Iterator[torch.Tensor]) -> Any:
+    match part:
+        case Template():
+            return part.build(tensors)
+        case Held(value=value):
+            return value
+    return next(tensors)
+
+
+def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec | Held:
+    if type(value).__module__ == "torch.distributed.device_mesh":
+        return Held(value)
     if not isinstance(value, torch.Tensor):
         raise NotTakenApart(f"{kind.__qualname__}.{name} is a {type(value).__qualname__}")
-    if value.requires_grad:
+    if value.requires_grad and not lies_over_ranks(kind):  # whose local tensor says so, and has no history
         raise NotTakenApart(f"{kind.__qualname__}.{name} requires a gradient itself")
     if is_wrapper(type(value)):
         return Template.of(value)

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from primtorch import ambient, communication
 from primtorch.ledger import Event, Kind, Ledger
+from primtorch.wrappers import lies_over_ranks, whole_of
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.after_break.resume import Entry as How
 from torchdynamo.emit.codegen import flat_size
@@ -137,7 +138,17 @@ def has_effects(graph: fx.GraphModule) -> bool:
 
 def communicates(graph: fx.GraphModule) -> bool:
     """Whether a captured graph calls collectives."""
-    return any(node.op == "call_function" and communication.communicates(node.target) for node in _nodes(graph))
+    return any(
+        communication.communicates(node.target) or any(map(_over_ranks, (node, *node.all_input_nodes)))
+        for node in _nodes(graph)
+        if node.op.startswith("call")
+    )
+
+
+def _over_ranks(node: fx.Node) -> bool:
+    """Whether a value is a DTensor, whose operators may call collectives."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and lies_over_ranks(type(whole_of(value)))
 
 
 def switched_states(graph: fx.GraphModule) -> tuple[ambient.Ambient, ...]:

@@ -37,6 +37,8 @@ from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
+from torchdynamo.calls.layouts import inlines as lays_out
+from torchdynamo.calls.layouts import layout
 from torchdynamo.calls.open_blocks import OpenBlocks
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
 from torchdynamo.calls.other_forms import OTHER_FORMS, dispatched, implementation, one_hot
@@ -175,7 +177,10 @@ class Calls:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
         if writes(fn, module):
             return write_collective(self.outside, self.works, fn, args, kwargs)
-        form = inlined(fn, module)
+        laid = layout(self.outside, fn, module, args, kwargs)
+        if laid is not MISSING:
+            return laid
+        form = fn if lays_out(fn, module) else inlined(fn, module)
         if form is not None:
             self.outside.inline(form)
             return Redirect(form, args, kwargs) if form is not fn else MISSING

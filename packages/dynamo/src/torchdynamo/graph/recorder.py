@@ -24,6 +24,7 @@ from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
+from primtorch.wrappers import Relaid
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph.choices import Choices
@@ -77,6 +78,8 @@ _BY_RECIPROCAL = frozenset({"__rdiv__", "__rtruediv__"})
 _EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
 
 # Calls that may draw from the generator: a later draw depends on them even when nothing uses their result.
+# What a DTensor's class keeps a state for beside the tensors: random numbers of each rank; masks, in placements.
+_MASKING = frozenset({"embedding", "embedding_bag", "gather", "scatter_add"})
 _RANDOM = frozenset(
     {
         "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
@@ -394,6 +397,8 @@ class Recorder:
         """A call with tensors that wrap others: their classes say what it gives."""
         if is_inplace(name) or name in _EFFECTS or "out" in kwargs:
             raise BreakGraph("tensor_subclass", f"{name}() of a tensor that wraps others")
+        if (name in _RANDOM or name in _MASKING) and self.wrappers.of_ranks(args, kwargs):
+            raise BreakGraph("distributed", f"{name}() of a DTensor")
         try:
             with torch._C.DisableTorchFunction():
                 result = self.wrappers.run(name, func, args, kwargs)
@@ -412,6 +417,15 @@ class Recorder:
             result = self.wrappers.make(kind, args, kwargs)
         if id(result) not in self._nodes:
             self.write(kind, args, kwargs, result)
+        return result
+
+    def relaid(self, call: Relaid, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in another layout: one node."""
+        self.refuse_call(call.__name__)
+        with torch._C.DisableTorchFunction():
+            result = self.wrappers.relaid(call, tensor)
+        if id(result) not in self._nodes:
+            self.write(call, (tensor,), {}, result)
         return result
 
     def part(self, tensor: torch.Tensor, name: str) -> torch.Tensor | None:

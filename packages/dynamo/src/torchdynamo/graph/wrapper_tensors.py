@@ -23,7 +23,7 @@ import torch
 
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.spec import TensorSpec
-from primtorch.wrappers import NotTakenApart, Template, is_wrapper, stand_for, whole_of
+from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, lies_over_ranks, stand_for, whole_of
 from torchdynamo.graph.tensor_classes import own_classes, remember_class
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -129,12 +129,23 @@ class Wrappers:
         made = _quietly(kind, (), lambda: kind(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
         return self._outside(made)
 
+    def relaid(self, call: Relaid, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in another layout."""
+        return self._outside(call(_inside(tensor)))
+
     def part(self, fake: torch.Tensor, name: str) -> torch.Tensor | None:
         """The tensor that a wrapper has under this name, or None where it is none of its parts."""
         whole = whole_of(fake)
         if whole is None or name not in whole.__tensor_flatten__()[0]:
             return None
+        if not isinstance(getattr(whole, name), torch.Tensor):
+            return None
         return self._outside(getattr(whole, name))
+
+    def of_ranks(self, args: object, kwargs: object) -> bool:
+        """Whether a call is of a DTensor."""
+        wholes = (whole_of(tensor) for tensor in _fakes((args, kwargs)))
+        return any(whole is not None and lies_over_ranks(type(whole)) for whole in wholes)
 
     def are_in(self, args: object, kwargs: object) -> bool:
         return any(whole_of(tensor) is not None for tensor in _fakes((args, kwargs)))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from primtorch.fake import FakeMode, FakeTensor
-from primtorch.wrappers import NotTakenApart, Template, whole_of
+from primtorch.wrappers import Held, NotTakenApart, Template, whole_of
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.tensor_classes import own_classes
 from torchdynamo.graph.wrapper_tensors import SameContext, called_by, names_in
@@ -59,6 +59,9 @@ class WrapperInputs:
         self.externals.guard(source, GuardKind.PREDICATE, SameContext(template))
         for name, part in zip(template.names, template.parts, strict=True):
             value, where = getattr(tensor, name), Attribute(source, name)
+            if isinstance(part, Held):
+                self.externals.guard(where, GuardKind.IDENTITY, value)
+                continue
             self.externals.guard(where, GuardKind.TENSOR, tensor_guard(value, {}))
             if isinstance(part, Template):
                 self.know(type(value))
