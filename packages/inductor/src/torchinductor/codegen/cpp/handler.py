@@ -31,6 +31,8 @@ from torchinductor.indexing import coefficient_of, product, variable
 from torchinductor.ir import Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
+_MOST_WORDS = 4096  # random numbers that are made at one time
+
 
 class Names:
     """What a kernel's stages share: pointers by buffer, accumulators by key, and how many names were given out."""
@@ -213,9 +215,31 @@ class CppHandler(OpsHandler[Value]):
         return self._emit(text, dtype, depth)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
-        return self._emit(
-            f"philox({seed.text}, {self._index(index)}, {stream}u)", torch.int64, self._depth(index, seed)
-        )
+        words = self._words(seed, index, stream)
+        if words is not None:
+            return self._emit(f"(i64){words}", torch.int64, len(self.text.loops))
+        text = f"philox({seed.text}, {self._index(index)}, {stream}u)"
+        return self._emit(text, torch.int64, self._depth(index, seed))
+
+    def _words(self, seed: Value, index: IntExpr, stream: int) -> str | None:
+        """A random number out of those of all iterations of the innermost loop, which are made before it by vectors;
+        None where they do not follow one another there, or the loop has no end that is known."""
+        loop, outside = (self.text.loops or (None,))[-1], len(self.text.loops) - 1
+        if loop is None or loop.most is None or loop.most > _MOST_WORDS or loop.axis is None:
+            return None
+        step = coefficient_of(index, loop.axis)
+        rest = index - variable(loop.axis)
+        if step is None or step.as_int() != 1 or self._depth(rest, seed) > outside:
+            return None
+        name = f"words{self.names.count}"
+        self.names.count += 1
+        self.text.declared.append(f"u32 {name}_all[{loop.most + 8}];")
+        count = f"{loop.stop} - {loop.start}"
+        start = f"{self._index(rest)} + {loop.start}"
+        fill = f"const u32* {name} = philox_fill({seed.text}, {start}, {count}, {stream}u, {name}_all);"
+        for lines in (self.text.lines, self.text.values):
+            lines[outside].append(fill)
+        return f"{name}[{loop.var} - {loop.start}]"
 
     def carried(self, key: str, dtype: torch.dtype) -> Value:
         made = self.names.accumulators[key]

@@ -23,7 +23,7 @@ import torch
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.indexing import below, coefficient_of, product
-from torchinductor.ir import Apply, Axis, Body, Kernel, Reduce, Stage, Store
+from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Stage, Store
 from torchinductor.scheduling.online import join_passes
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
@@ -272,7 +272,10 @@ def _pointwise(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
     if lone and (known is None or known > _BLOCK):
         blocks, lane = _blocks(vector, _BLOCK)
         return Layout((*frame, blocks), (lane,), (lane,))
-    return Layout(frame, (_full(vector),), (_full(vector),))
+    draws = any(True for stage in kernel.stages for _ in stage.body.of(RandomBits))
+    long = draws and (known is None or known > _BLOCK)  # a block's random numbers are made together
+    loops = _split(_full(vector), _BLOCK, vector.size) if long else (_full(vector),)
+    return Layout(frame, loops, loops)
 
 
 def _full(axis: Axis) -> Loop:

@@ -171,18 +171,34 @@ INLINE double log_add(double a, double b) {
   double hi = max_nan(a, b), lo = min_nan(a, b);
   return hi == lo && __builtin_isinf(hi) ? hi : hi + log1p(exp(lo - hi));
 }
-INLINE i64 philox(i64 seed, i64 index, u32 stream) {
-  // 32-bit words held in 64 bits: the loop around this vectorises without packing and unpacking.
-  const u64 low = 0xfffffffful, block = (u64)index >> 2;
-  u64 k0 = (u64)seed & low, k1 = (u64)seed >> 32, c0 = block & low, c1 = block >> 32, c2 = stream, c3 = 0;
+// The block of Philox4x32-10 in c0 to c3. 32-bit words held in 64 bits: loops around it vectorise without packing.
+INLINE void philox_block(i64 seed, u64 block, u64 stream, u64& c0, u64& c1, u64& c2, u64& c3) {
+  const u64 low = 0xfffffffful;
+  u64 k0 = (u64)seed & low, k1 = (u64)seed >> 32;
+  c0 = block & low; c1 = block >> 32; c2 = stream; c3 = 0;
   #pragma GCC unroll 10
   for (int round = 0; round < 10; round++) {
     const u64 p0 = 0xD2511F53ul * c0, p1 = 0xCD9E8D57ul * c2;
     c0 = (p1 >> 32) ^ c1 ^ k0; c2 = (p0 >> 32) ^ c3 ^ k1; c1 = p1 & low; c3 = p0 & low;
     k0 = (k0 + 0x9E3779B9ul) & low; k1 = (k1 + 0xBB67AE85ul) & low;
   }
+}
+INLINE i64 philox(i64 seed, i64 index, u32 stream) {
+  u64 c0, c1, c2, c3;
+  philox_block(seed, (u64)index >> 2, stream, c0, c1, c2, c3);
   const u64 even = index & 2 ? c2 : c0, odd = index & 2 ? c3 : c1;
   return (i64)(index & 1 ? odd : even);
+}
+// The words of `count` places from `start` on, of which a block has four. Returns where the first one is.
+static const u32* philox_fill(i64 seed, i64 start, i64 count, u32 stream, u32* words) {
+  const i64 first = start >> 2, blocks = ((start + count + 3) >> 2) - first;
+  #pragma omp simd
+  for (i64 k = 0; k < blocks; k++) {
+    u64 c0, c1, c2, c3;
+    philox_block(seed, (u64)(first + k), stream, c0, c1, c2, c3);
+    words[4 * k] = (u32)c0; words[4 * k + 1] = (u32)c1; words[4 * k + 2] = (u32)c2; words[4 * k + 3] = (u32)c3;
+  }
+  return words + (start & 3);
 }
 """
 
