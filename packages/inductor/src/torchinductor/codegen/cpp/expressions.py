@@ -144,6 +144,10 @@ def _libm2(name: str, prefix: str = "") -> Text:
     return lambda dtype, a, b: f"{prefix}{name}{'' if dtype == torch.float64 else 'f'}({a}, {b})"
 
 
+def _exp(dtype: torch.dtype, a: str) -> str:
+    return f"exp({a})" if dtype == torch.float64 else f"fexp({a})"
+
+
 def _one(dtype: torch.dtype) -> str:
     return "1.0" if dtype == torch.float64 else "1.0f"
 
@@ -189,7 +193,6 @@ OPERATIONS: Mapping[str, Text] = {
     **{
         n: _libm(n)
         for n in [
-            "exp",
             "exp2",
             "expm1",
             "log",
@@ -212,6 +215,7 @@ OPERATIONS: Mapping[str, Text] = {
             "erfc",
         ]
     },
+    "exp": _exp,
     "abs": _float_or_int(_builtin("fabs"), lambda d, a: f"({value_type(d)})({a} < 0 ? -{a} : {a})"),
     "neg": lambda d, a: f"({value_type(d)})(-{a})",
     "sqrt": _builtin("sqrt"),
@@ -225,7 +229,7 @@ OPERATIONS: Mapping[str, Text] = {
     "relu": lambda d, a: f"({a} < 0 ? ({value_type(d)})0 : {a})",
     "bitwise_not": lambda d, a: f"(!{a})" if d == torch.bool else f"({value_type(d)})(~{a})",
     "logical_not": lambda d, a: f"(!{a})",
-    "sigmoid": lambda d, a: f"({_one(d)} / ({_one(d)} + {_libm('exp')(d, '-' + a)}))",
+    "sigmoid": lambda d, a: f"({_one(d)} / ({_one(d)} + {_exp(d, '-' + a)}))",
     "isnan": lambda d, a: f"({a} != {a})",
     "isinf": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} == __builtin_inf())", lambda d, a: "false"),
     "isfinite": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} < __builtin_inf())", lambda d, a: "true"),

@@ -163,6 +163,26 @@ template <class T> static void turn(const T* a, i64 from, T* b, i64 to, i64 rows
 }
 INLINE i64 floor_i(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 INLINE i64 mod_i(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FUSED(a, b, c) ((a) * (b) + (c))
+#endif
+// exp to 1.2 units in the last place, without a call: x = n*log(2) + r, a polynomial of r, and 2^n by halves, so that
+// what is less than the least normal number is rounded once.
+INLINE float fexp(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float t = FUSED(x, 1.44269504f, 12582912.0f), n = t - 12582912.0f;
+  const float r = FUSED(n, -1.42860677e-6f, FUSED(n, -0.693145752f, x));
+  float p = FUSED(0.00138145f, r, 0.00836875f);
+  p = FUSED(p, r, 0.04166839f);
+  p = FUSED(p, r, 0.16666521f);
+  p = FUSED(p, r, 0.49999994f);
+  p = FUSED(FUSED(p, r, 1.0f), r, 1.0f);
+  const i32 k = __builtin_bit_cast(i32, t) - 0x4b400000, h = k >> 1;
+  return p * __builtin_bit_cast(float, (h + 127) << 23) * __builtin_bit_cast(float, (k - h + 127) << 23);
+}
 INLINE float log_add(float a, float b) {
   float hi = max_nan(a, b), lo = min_nan(a, b);
   return hi == lo && __builtin_isinf(hi) ? hi : hi + log1pf(expf(lo - hi));
