@@ -176,6 +176,13 @@ def run_along(
     type_, v, lanes = value_type(value.dtype), value.text, text.layout.lanes
     # As in eager, what is carried on from element to element keeps more digits than it is stored with.
     wide = "double" if value.dtype == torch.float32 and not kind.startswith("cum") else type_
+    if text.layout.running:
+        loop = text.loops[-1]
+        text.declared.append(f"{wide} {name} = 0; {type_} {name}_all[{loop.most}];")
+        text.inside.append(f"{name}_all[{loop.var} - {loop.start}] = {v};")
+        text.between.append(f"{name} = run_sum({name}_all, {loop.stop} - {loop.start}, {name});")
+        text.pass_again()
+        return ((f"{name}_all[{loop.var} - {loop.start}]", value.dtype),)
     neutral = {"sum": "0", "prod": "1"}
     start = neutral.get(kind) or lowest("min" if kind == "cummin" else "max", value.dtype)
     _declare(text, wide, name, start)

@@ -23,7 +23,7 @@ import torch
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.indexing import below, coefficient_of, product
-from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Stage, Store
+from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Scan, Stage, Store
 from torchinductor.scheduling.online import join_passes
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
@@ -84,6 +84,7 @@ class Layout:
     parallel: str | None = None  # the condition under which the frame runs in parallel, None for never
     chunked: bool = False  # whether float32 sums go in blocks
     tile: Tile | None = None
+    running: bool = False  # whether sums that run along the inner axis go in blocks
     ascending: bool = True  # whether there is one inner axis, so that positions along it only grow
 
 
@@ -226,6 +227,8 @@ def _loops(kernel: Kernel, vector: Axis | None) -> Layout:
         inner = tuple(_order(kernel, [axis for axis in inner if axis is not vector]))
     frame = tuple(map(_full, _order(kernel, [axis for axis in kernel.outer if axis is not vector])))
     around = tuple(map(_full, inner))
+    if vector is None and _runs_in_blocks(kernel):
+        return Layout(frame, _split(around[-1], _SUM_BLOCK, kernel.ranges[around[-1].var]), running=True)
     if vector is None:
         return Layout(frame, around, simd=False)
     if vector.inner:
@@ -236,6 +239,14 @@ def _loops(kernel: Kernel, vector: Axis | None) -> Layout:
     if cross is not None:
         return _in_tiles(cross, vector, frame)
     return _pointwise(kernel, vector, frame)
+
+
+def _runs_in_blocks(kernel: Kernel) -> bool:
+    """Whether the kernel's scan is a sum with no order of additions to keep: of integers, or of float32 in float64."""
+    scans = [op for stage in kernel.stages for op in stage.body.of(Scan)]
+    if len(scans) != 1 or len(kernel.inner) != 1 or any(stage.body.faults for stage in kernel.stages):
+        return False
+    return scans[0].kind == "sum" and scans[0].dtype not in (torch.float64, torch.bool)
 
 
 def _along_inner(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:

@@ -120,6 +120,27 @@ template <class T> INLINE i64 first_of(const T* v, i32 n, T m) {
   }
   return at;
 }
+// Running sums in place, eight at a time, from `carry` on; returns the last.
+template <class T, class W> INLINE W run_sum(T* v, i64 n, W carry) {
+  i64 k = 0;
+#if __has_builtin(__builtin_shufflevector)
+  typedef W Vector __attribute__((vector_size(8 * sizeof(W))));
+  const Vector none = {};
+  for (; k + 8 <= n; k += 8) {
+    Vector x;
+    for (int j = 0; j < 8; j++) x[j] = (W)v[k + j];
+    x += __builtin_shufflevector(none, x, 0, 8, 9, 10, 11, 12, 13, 14);
+    x += __builtin_shufflevector(none, x, 0, 0, 8, 9, 10, 11, 12, 13);
+    x += __builtin_shufflevector(none, x, 0, 0, 0, 0, 8, 9, 10, 11);
+    const W all = x[7];
+    x += carry;
+    carry += all;
+    for (int j = 0; j < 8; j++) v[k + j] = (T)x[j];
+  }
+#endif
+  for (; k < n; k++) { carry += (W)v[k]; v[k] = (T)carry; }
+  return carry;
+}
 template <int BYTES> struct Bits;
 template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };

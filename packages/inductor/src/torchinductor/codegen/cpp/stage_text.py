@@ -26,6 +26,7 @@ class StageText:
         self.loops: tuple[Loop, ...] = layout.inner if stage.kind == "inner" else layout.outer
         self.lines: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]  # by depth
         self.values: list[list[str]] = [[] for _ in self.lines]  # those of them that only compute
+        self.first: list[list[str]] = self.lines  # what is written into until there is a second pass
         self.second: list[list[str]] = []  # by depth: what is done over a block once more, before the next block
         self.declared: list[str] = []  # before the stage's block
         self.opening: list[str] = []  # before a block: all iterations of the innermost loop, or all rows of lanes
@@ -54,9 +55,14 @@ class StageText:
     def _block(self) -> int:
         return len(self.loops) - (1 if self.layout.lanes is None else 2)
 
+    def pass_again(self) -> None:
+        """What is written from here on runs over a block once more, where what was computed so far is known again."""
+        deep = self._block + 1
+        self.second = self.lines = [*self.lines[:deep], *map(list, self.values[deep:])]
+
     def write(self) -> list[str]:
         """The lines of the stage, without the frame's indentation."""
-        lines = [*self.declared, "{", *self._nest(0, self.lines)]
+        lines = [*self.declared, "{", *self._nest(0, self.first)]
         lines += [f"  {line}" for line in self.finishing]
         return [*lines, "}"]
 
