@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 from aotautograd.errors import AotAutogradError
-from aotautograd.functionalize import OwnTangent
+from aotautograd.functionalize import OwnTangent, reads_data
 from aotautograd.history import leaves_behind, recomputes_by_reentry
 from aotautograd.recorder import Recorder
 from primtorch.errors import PrimTorchError
@@ -60,6 +62,25 @@ def failing_backwards(
 _TORCHS_OWN_FAULT = "INTERNAL ASSERT FAILED"  # of what it does with symbolic sizes: eager raises no such error
 
 
+class _DataOfDerivatives(TorchFunctionMode):
+    """Refuses what reads a tensor's data in a derivative that is written in Python (that of an operator of the user's):
+    torch would read the memory of a tensor that has none."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        if reads_data(func, args):
+            raise self.recorder.reads_data(f"Tensor.{func.__name__}()")
+        return func(*args, **(kwargs or {}))
+
+
 def trace_backward(
     recorder: Recorder,
     values: Sequence[torch.Tensor],
@@ -96,7 +117,12 @@ def trace_backward(
         value.register_hook(note_total)
     with torch.enable_grad():
         values = [OwnTangent.apply(value) for value in values]
-    with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
+    with (
+        torch._C._DisableAutocast(),
+        torch.autograd.set_multithreading_enabled(False),
+        torch.no_grad(),
+        _DataOfDerivatives(recorder),
+    ):
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
         given: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
             tuple(values),

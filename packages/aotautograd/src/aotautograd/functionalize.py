@@ -22,7 +22,7 @@ from aotautograd.schemas import Values
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from aotautograd.versions import set_version, version_of
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_statistics, written_tensors
-from primtorch.errors import PrimTorchError
+from primtorch.errors import DataDependentValue, PrimTorchError
 from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
 from primtorch.out_arguments import land, outs_of
@@ -93,6 +93,14 @@ class OwnTangent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
         return wrap(unwrap(grads[0]))
+
+
+def reads_data(func: Called, args: tuple[Any, ...]) -> bool:
+    """Whether the call reads memory of a traced tensor, which has none: torch does not see that."""
+    return func in _READS_DATA and is_wrapped(args[0])
+
+
+_READS_DATA = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr})
 
 
 class InPlaceCalls(TorchFunctionMode):
@@ -223,6 +231,9 @@ class InPlaceCalls(TorchFunctionMode):
                 )
 
     def _run(self, func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if reads_data(func, args):
+            remedy = "Give what is read to the program as an input, or keep this part out of it."
+            raise DataDependentValue(f"Tensor.{name}()", "the program is traced without data", remedy)
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         if name in ("resize_", "resize_as_") and len(args) == 2 and has_size(*args):

@@ -373,6 +373,12 @@ class Recorder:
         """Whether autograd's engine runs: for the backward, or for a derivative that the program takes itself."""
         return self.phase == "backward" or torch._C._current_autograd_node() is not None
 
+    def reads_data(self, what: str) -> DataDependentValue:
+        """The error of a derivative that reads what a tensor holds: of the line whose operator it derives."""
+        self._find_forward_operator()
+        remedy = "Keep the operator that it is of out of the compiled region."
+        return DataDependentValue(what, "a derivative reads a tensor's data", remedy, self.stack)
+
     def _find_forward_operator(self) -> None:
         node = torch._C._current_autograd_node()
         if node is None or not self.sequence_starts:

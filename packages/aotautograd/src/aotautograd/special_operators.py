@@ -59,6 +59,8 @@ def _record_item(recorder: Recorder, call: Call) -> object:
         return NotImplemented
     if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
         return NotImplemented
+    if number and recorder.phase == "backward":
+        raise recorder.reads_data("Tensor.item()")  # its value in the example would be that of every call
     if recorder.deriving():
         return _check_truth(recorder, tensor, call.node_args[0])
     return NotImplemented if values is None else values.assume(call.node_args[0], "value")

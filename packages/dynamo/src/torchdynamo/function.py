@@ -454,7 +454,7 @@ class Nested:
         if code.co_filename.startswith(_LEFT_ALONE) and not (self.finds_layers and _is_layer(code)):
             if code.co_filename.startswith(_TORCH):
                 ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
-            return None
+            return False if code.co_filename.startswith(_OPERATORS) else None
         if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
@@ -494,6 +494,7 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_OPERATORS = os.path.join(_TORCH, "_library", "")  # what it calls is the kernel of an operator: whole, as C++ ones are
 _LAYERS = os.path.join(_TORCH, "nn", "modules", "")
 # Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
 _LEFT_ALONE = (
