@@ -15,7 +15,9 @@ from aotautograd.gradients import symbols_of
 from aotautograd.inputs import sizes_of
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
+from primtorch.layout import dense_like
 from primtorch.memory import memory_of
+from primtorch.spec import TensorSpec
 from primtorch.symbolic import depends_on_data, expr_of, hint_of, materialize, shape_env_of
 
 aten = torch.ops.aten
@@ -110,7 +112,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     copies = {n for n in tensors if memory_of(n) in changeable}
     effects = [n for n in graph.nodes if n.op == "call_function" and not is_backward(n) and has_effect(n)]
     forward = extract(joint.module, primals, (*forward_values, *tensors, *scalars), "Forward", effects, copies, count)
-    backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", late_effects)
+    backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", late_effects, copies)
     _recompute_late(backward)
     recomputed = sum(
         1 for n in backward_nodes if n.op == "call_function" and not is_backward(n) and n not in kept and is_tensor(n)
@@ -258,6 +260,13 @@ def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node], nam
     return [n for n in symbol_nodes if n in direct or str(n.meta["val"]) in names]
 
 
+def _copied(node: fx.Node) -> TensorSpec:
+    """What a clone of the value is: dense, in the order of its memory, also where its elements share a place."""
+    val = node.meta["val"]
+    shape = tuple(val.shape)
+    return TensorSpec(shape, dense_like(shape, tuple(val.stride())), val.dtype, val.device)
+
+
 def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],
@@ -265,16 +274,21 @@ def extract(
     name: str,
     effects: Sequence[fx.Node] = (),
     copies: Set[fx.Node] = frozenset(),
-    count: int = 0,
+    count: int | None = None,
 ) -> fx.GraphModule:
-    """The part of a graph that computes `outputs` from `inputs` and runs `effects`. Outputs from place `count` on that
-    are in `copies` are cloned: the caller is about to overwrite the original."""
+    """The part of a graph that computes `outputs` from `inputs` and runs `effects`.
+
+    Outputs from place `count` on that are in `copies` are cloned: the caller is about to overwrite the original.
+    Without `count` the inputs that are in `copies` are such clones.
+    """
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     needed = _needed((*outputs, *effects), set(inputs))
     for node in inputs:
         new = graph.placeholder(node.name)
         new.meta.update(node.meta)
+        if count is None and node in copies:
+            new.meta["val"] = _copied(node)
         env[node] = new
     for node in module.graph.nodes:
         if node in needed and node not in env and node.op not in ("placeholder", "output"):
@@ -285,9 +299,9 @@ def extract(
             results.append(value)
             continue
         result = env[value]
-        if i >= count and value in copies:
+        if count is not None and i >= count and value in copies:
             result = graph.call_function(aten.clone.default, (result,))
-            result.meta.update(value.meta)
+            result.meta.update(value.meta, val=_copied(value))
         results.append(result)
     graph.output(tuple(results))
     eliminate_dead_code(graph)
