@@ -6,14 +6,16 @@ import types
 
 import torch
 
-from primtorch.fake import FakeMode, FakeTensor
+from primtorch.fake import ASKED, FakeMode, FakeTensor
 from primtorch.operators.build import refuse_fresh
 from primtorch.symbolic import ShapeEnv
 from torchdynamo.reasons import BreakGraph
 
 
 class CapturedMode(FakeMode):
-    """Has no text for a tensor while a program runs that would take it for its own."""
+    """Has no text for a tensor while a program runs that would take it for its own, and refuses what eager refuses."""
+
+    rules = ASKED
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         super().__init__(shape_env)

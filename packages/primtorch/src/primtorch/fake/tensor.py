@@ -13,10 +13,11 @@ from torch.fx.immutable_collections import immutable_list
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
+from primtorch.fake.asking import AskedRules
 from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, recipe_of, storage_bytes
 from primtorch.fake.registered import run_registered
-from primtorch.fake.table import RULES, Rule, is_composite
+from primtorch.fake.table import RULES, Rule, RuleTable, is_composite
 from primtorch.layout import is_contiguous
 from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame, calling_frames, frames_of
@@ -27,6 +28,9 @@ from primtorch.wrappers import wrappers_in
 
 _wrap = torch.Tensor._make_wrapper_subclass
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
+
+
+ASKED = AskedRules(RULES)
 
 
 class Memory:
@@ -216,6 +220,9 @@ class FakeMode:
     """
 
     is_infra_mode: ClassVar[classmethod[Any, Any, bool]] = classmethod(lambda cls: False)
+    rules: ClassVar[RuleTable | AskedRules] = RULES
+    """`ASKED` for who propagates a program that eager has not run. A graph that was captured, or its derivative, is not
+    asked about again."""
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:
         self.shape_env = shape_env
@@ -353,7 +360,7 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwarg
     if special is not None:
         return special(mode, *args, **kwargs)
     try:
-        rule = RULES.of(func)
+        rule = mode.rules.of(func)
     except NoFormula:
         if not is_composite(func):
             raise

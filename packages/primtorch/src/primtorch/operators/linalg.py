@@ -220,7 +220,7 @@ def _solve_triangular(
         if x.dim() < 2:
             raise RuntimeError("linalg.solve_triangular: the inputs must have at least 2 dimensions")
     lead = broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    return column_major(b, (*lead, *b.shape[-2:]))
+    return column_major(a, (*lead, *b.shape[-2:]))
 
 
 @OP.formula("linalg_lstsq")

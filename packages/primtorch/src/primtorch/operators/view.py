@@ -567,6 +567,8 @@ def _narrow(x: TensorLike, dim: int, start: Size, length: Size) -> TensorSpec:
 
 @OP.formula("view_as_real")
 def _view_as_real(x: TensorLike) -> TensorSpec:
+    if not x.is_complex():
+        raise RuntimeError("view_as_real is only supported for complex tensors")
     strides = [s * 2 for s in x.stride()]
     return TensorSpec((*x.shape, 2), (*strides, 1), real_of(x.dtype), x.device, x.storage_offset() * 2)
 
