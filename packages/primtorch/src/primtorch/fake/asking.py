@@ -168,13 +168,15 @@ def _refuse_dtypes(call: _Call) -> bool:
     """
     with _as_the_kernel_runs(call.op):
         for small in _small(call):
-            answers = [_answer(small, fill) for fill in _FILLS]
-            for results in answers:
-                if not isinstance(results, Exception):
-                    _compare(small, results)
+            refusals: list[tuple[int, Exception]] = []
+            for fill in _FILLS:
+                answer = _answer(small, fill)
+                if not isinstance(answer, Exception):
+                    _compare(small, answer)
                     return all(_counts(small.leaves()))
-            for fill, refusal in zip(_FILLS, answers, strict=True):
-                if isinstance(refusal, Exception) and _is_for_dtypes(small, fill):
+                refusals.append((fill, answer))
+            for fill, refusal in refusals:
+                if _is_for_dtypes(small, fill):
                     raise refusal.with_traceback(None)
     return True
 
