@@ -200,3 +200,45 @@ def without_gradients() -> list[str]:
         run = torchdynamo.optimize(lambda gm, inputs: aotautograd.aot_module(gm, inputs, fw_compiler=keep))(model)
         torch.testing.assert_close(run(given), expected)
     return found
+
+
+def _cut_again(x: Any, weight: Any) -> tuple[Any, ...]:
+    across = weight.redistribute(placements=[Shard(1)]).to_local(grad_placements=[Shard(1)])
+    return across * 3, weight.sum(0).redistribute(placements=[Shard(0)]), x.detach().full_tensor() + x.full_tensor()
+
+
+def _product(x: Any, weight: Any) -> tuple[Any, ...]:
+    y = F.linear(x, weight)
+    return y, y.redistribute(placements=[Replicate()]).to_local() * 2, (x @ weight.t()).relu().sum(0).full_tensor()
+
+
+def _rows(x: Any, weight: Any) -> tuple[Any, ...]:
+    return torch.cat([x, x * 2]).full_tensor(), (x * x).softmax(-1), x[:, :2].full_tensor(), x.transpose(0, 1) + 1
+
+
+def _halved(x: Any, weight: Any) -> tuple[Any, ...]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (F.linear(x, weight).full_tensor().double(),)
+
+
+def uneven(backend: str) -> None:
+    """Parts of other sizes on each rank, or of none."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for program in (_cut_again, _product, _rows, _halved):
+        torchcompile.reset()
+        compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+        for rows, columns, dim in ((5, 4, 0), (1, 4, 0), (4, 6, 1)):
+            torch.manual_seed(rows)
+            table, given = torch.randn(rows, columns).double(), torch.randn(6, columns).double()
+            results = []
+            for run in (program, compiled):
+                weight = distribute_tensor(table, mesh, [Shard(dim)]).requires_grad_()
+                x = distribute_tensor(given, mesh, [Shard(0)]).requires_grad_()
+                out = run(x, weight)
+                sum(getattr(one, "full_tensor", lambda one=one: one)().square().sum() for one in out).backward()
+                results.append((*out, x.grad, weight.grad))
+            for place, (expected, found) in enumerate(zip(*results, strict=True)):
+                where = f"{program.__name__} of {rows} rows, result {place}"
+                if expected is not None:
+                    assert found.stride() == expected.stride(), where
+                    _same(found, expected, where)

@@ -131,6 +131,16 @@ def _sequence_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, mesh, plan)
 
 
+def _in_two_ways(model: nn.Module) -> nn.Module:
+    """Each layer is cut over pairs of ranks, and what a rank has of it is sharded over the pairs."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("pairs", "pair"))
+    plan = {f"layers.{i}": ColwiseParallel() if i % 2 == 0 else RowwiseParallel() for i in range(len(model.layers))}  # type: ignore[arg-type]
+    parallelize_module(model, mesh["pair"], plan)
+    for layer in model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh["pairs"])
+    return fully_shard(model, mesh=mesh["pairs"])
+
+
 def _interrupted(run: Any, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
     """Gradients are clipped, a forward raises on all ranks, the model is evaluated by a function that breaks, and
     another model is compiled and trained."""
@@ -197,6 +207,7 @@ CASES: Mapping[str, Sharded] = {
     "flat_accumulated": Sharded(_flat, _whole, accumulate=2),
     "tensor_parallel": Sharded(_tensor_parallel, _whole, same_batch=True),
     "tensor_parallel_blocks": Sharded(_tensor_parallel, _blocks, same_batch=True),
+    "in_two_ways": Sharded(_in_two_ways, _whole, same_batch=True),
     "sequence_parallel": Sharded(_sequence_parallel, _whole, make=Sequences, same_batch=True, shape=(2, 4, 6)),
     "sequence_parallel_blocks": Sharded(_sequence_parallel, _blocks, make=Sequences, same_batch=True, shape=(2, 4, 6)),
 }

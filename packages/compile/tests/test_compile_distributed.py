@@ -101,10 +101,11 @@ def test_four_processes() -> None:
     with Processes(4) as processes:
         for name in ("small_buckets", "unused_small", "join_unused"):
             processes.run(replica_programs.trains_as_eager, name, "inductor")
-        for name in ("resharded_mixed", "flat_mixed_accumulated"):
+        for name in ("resharded_mixed", "flat_mixed_accumulated", "in_two_ways"):
             assert "distributed" in processes.run(sharded_programs.trains_as_eager, name, "aot_eager")[0]
         for name in ("by_tensor", "by_sequence"):
             processes.run(parallel_programs.trains_as_eager, name, "inductor")
+        processes.run(parallel_programs.uneven, "aot_eager")
 
 
 @pytest.mark.parametrize("name", sharded_programs.CASES)
@@ -208,6 +209,11 @@ def test_parallel_modules_are_one_graph(pair: Processes, name: str, backend: str
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_layouts_by_hand(pair: Processes, backend: str) -> None:
     pair.run(parallel_programs.by_hand, backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_layouts_in_parts_of_other_sizes(pair: Processes, backend: str) -> None:
+    pair.run(parallel_programs.uneven, backend)
 
 
 def test_the_graph_of_a_parallel_module_holds_its_collectives(pair: Processes) -> None:
