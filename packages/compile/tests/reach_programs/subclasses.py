@@ -118,9 +118,46 @@ def quantised() -> Program:
     return net
 
 
-@part(SUBCLASSES, "nested jagged", "special_tensor", "tensor_subclass", "unsplit_frame", gradient=False)
+@part(SUBCLASSES, "nested jagged", gradient=False)
 def jagged(x: torch.Tensor) -> Any:
     return torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged).sin().values()
+
+
+def rows(*lengths: int) -> torch.Tensor:
+    values = torch.randn(sum(lengths), 3, dtype=torch.float64)
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0)).detach()
+
+
+@part(
+    SUBCLASSES,
+    "nested jagged, an input and a result",
+    calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
+)
+def jagged_input(x: Any) -> Any:
+    out = (x * 2).softmax(-1) + x
+    return out, out.values().sin(), out.size(0), out.shape == x.shape
+
+
+@maker(SUBCLASSES, "nested jagged through a module", calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)])
+def jagged_module() -> Program:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 4), nn.GELU(), nn.Dropout(0.5), nn.Linear(4, 3)).double()
+
+
+@part(SUBCLASSES, "nested jagged, made of rows, padded")
+def jagged_padded(x: torch.Tensor) -> Any:
+    made = torch.nested.as_nested_tensor([x[:1] * 2, x[1:]], layout=torch.jagged)
+    return made.cos(), made.to_padded_tensor(0.5) * 3
+
+
+@part(
+    SUBCLASSES,
+    "nested jagged, row by row",
+    "special_tensor",
+    calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
+)
+def jagged_rows(x: Any) -> Any:
+    return [(row * 2).sum(0) for row in (x + 1).unbind()]
 
 
 @maker(SUBCLASSES, "parametrizations")

@@ -25,6 +25,7 @@ from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import torch_calls
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
+from torchdynamo.graph.jagged import stands_for_one
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
 from torchdynamo.graph.refusals import is_worded_here
 from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined
@@ -158,7 +159,11 @@ class CaptureWorld(PlainWorld):
     def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> object:
         """What a tensor has from a class of the program's, or MISSING."""
         kind = self.outside.type_of(tensor)
-        if kind in PLAIN_TENSORS or not any(name in vars(klass) for klass in own_classes(kind)):
+        if (
+            kind in PLAIN_TENSORS
+            or stands_for_one(tensor)
+            or not any(name in vars(klass) for klass in own_classes(kind))
+        ):
             return MISSING
         found = self.class_get(kind, name)
         if found is None:

@@ -408,6 +408,7 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
             case ending:
                 raise InternalError(f"no code for a capture that ended in {type(ending).__name__}")
         codegen.side_effects()
+        codegen.number_rows()
         codegen.check_conditions()
         for said in calls.emissions.made:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)

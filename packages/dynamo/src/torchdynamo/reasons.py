@@ -190,8 +190,10 @@ _TABLE = (
     ),
     Reason(
         "special_tensor",
-        "a tensor is used that can be no input of a graph: it is sparse, nested, quantised, conjugated or negated where"
-        " it is read, or a view whose history autograd refuses to make; what only hands it on stays in the graph",
+        "a tensor is used that can be no input of a graph: it is sparse, nested of the strided layout, quantised,"
+        " conjugated or negated where it is read, or a view whose history autograd refuses to make; what only hands it"
+        " on stays in the graph. Of a nested tensor of the jagged layout a row is asked for, or a number of its"
+        " lengths, it is written to, or torch refuses the call",
         "make a dense tensor of it (to_dense, to_padded_tensor, dequantize, resolve_conj) outside of the compiled"
         " function",
     ),

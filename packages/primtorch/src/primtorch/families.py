@@ -37,6 +37,7 @@ FAMILIES = (
     "creation",
     "indexing",
     "embedding",
+    "ragged",
     "window",
     "resampling",
     "contraction",

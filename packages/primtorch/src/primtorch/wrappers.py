@@ -22,10 +22,14 @@ _DTENSOR = "torch.distributed.tensor"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+def is_nested(kind: object) -> bool:
+    """Whether a class is torch's of nested tensors, which have sizes that are no numbers."""
+    return str(getattr(kind, "__module__", "")).startswith("torch.nested.")
+
+
 def is_wrapper(kind: object) -> bool:
-    """Whether tensors of a class can be taken apart and put together again. Nested ones have sizes that are no
-    numbers, and that no graph knows."""
-    if str(getattr(kind, "__module__", "")).startswith("torch.nested."):
+    """Whether tensors of a class can be taken apart and put together again by the class's own word."""
+    if is_nested(kind):
         return False
     if getattr(kind, "__torch_dispatch__", _NO_DISPATCH) is _NO_DISPATCH:
         return False
@@ -176,4 +180,4 @@ def _kept(kind: Any, context: object) -> object:
 
 def wrappers_in(types: Sequence[object]) -> bool:
     """Whether a dispatch is one for a wrapper to see to. `types` are those of its arguments."""
-    return any(is_wrapper(kind) for kind in types)
+    return any(is_wrapper(kind) or is_nested(kind) for kind in types)

@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.autograd.function import once_differentiable
 
 from primtorch.spec import TensorSpec
+from torchdynamo.graph.jagged import is_jagged
 from torchdynamo.graph.regions import Region
 from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterApi, Kwargs, World
@@ -193,6 +194,8 @@ class AutogradFunctions:
                 args, kwargs = bound.args, bound.kwargs
             if kwargs:
                 raise BreakGraph("autograd_function", "apply takes no keyword arguments here")
+            if any(map(is_jagged, args)):
+                raise BreakGraph("autograd_function", "an argument is a nested tensor")
             return self._apply(kind, args)
         except BreakGraph as error:
             name = f"{kind.__qualname__}.apply"

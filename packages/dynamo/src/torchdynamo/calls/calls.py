@@ -28,7 +28,7 @@ from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import packed_parameters, torch_calls
+from torchdynamo.calls import jagged_calls, packed_parameters, torch_calls
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
@@ -37,6 +37,7 @@ from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
+from torchdynamo.calls.jagged_calls import is_interpreted, is_method
 from torchdynamo.calls.layouts import inlines as lays_out
 from torchdynamo.calls.layouts import layout
 from torchdynamo.calls.open_blocks import OpenBlocks
@@ -111,6 +112,7 @@ class Calls:
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for known in rooms for function, rule in known.rules()},
+            **{id(function): rule for function, rule in jagged_calls.rules(outside.recorder.jagged)},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
@@ -201,6 +203,11 @@ class Calls:
             named = with_group_named(self.outside, fn, args, kwargs)
             self.outside.inline(fn)
             return MISSING if named is None else Redirect(fn, named.args, named.kwargs)
+        if is_interpreted(fn, kwargs):
+            self.outside.inline(fn)
+            return MISSING
+        if is_method(fn, args):
+            return self._native(fn, args, kwargs)
         self._break_if_listed(fn, module)
         if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
             return self._copied_tensor(*args)

@@ -45,6 +45,7 @@ from primtorch.wrappers import whole_of
 from torchdynamo.arrays.values import Array, ArrayMethod, array_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
+from torchdynamo.graph.jagged import number_rows, ragged_length, rebuilt, stands_for_one
 from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import class_of, hidden_method, size_of, with_class
@@ -107,6 +108,7 @@ class Codegen:
         self.shape_env = outside.shape_env
         self.symbol_sources = outside.symbol_sources
         self.made_classes = outside.classes.made
+        self.inputs = outside.tensors
         self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
         self.array_inputs = {id(fake): s for s, _, fake in outside.tensors if isinstance(s, Reading)}
         self.keep_iterators = False  # set for values that only the rest of the same function will see
@@ -215,6 +217,8 @@ class Codegen:
         known = self.externals.lookup(tensor)
         if known is not None:
             return self.load(known.source)
+        if stands_for_one(tensor):
+            return self._jagged(tensor)
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
         self.recorder.choices.leaves(tensor)
@@ -232,6 +236,14 @@ class Codegen:
             return self._name(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
 
+    def _jagged(self, nested: Any) -> str:
+        """A nested tensor that the program made: around its values, with the very offsets that they have."""
+        kept = [nested._metadata_cache.get(name) for name in ("min_seqlen", "max_seqlen")]
+        sizes = [None if size is None else size.shape[0] for size in kept]
+        fresh = all(fake.memory is not nested._values.memory for _, _, fake in self.inputs)
+        parts = (nested._values, nested._offsets, nested._lengths, nested._ragged_idx, *sizes, fresh)
+        return self._name(nested, f"{self.pin(rebuilt)}({self.items(parts)})")
+
     def _run_time_text(self, text: RunTimeText) -> str:
         if text.source is not None:
             return self.load(text.source)
@@ -239,6 +251,9 @@ class Codegen:
 
     def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:
         expr = expr_of(number) if isinstance(number, torch.SymInt) else float_expr_of(number)
+        rows = self.recorder.jagged.rows_of(number) if isinstance(number, torch.SymInt) else None
+        if rows is not None:
+            return self._name(number, f"{self.pin(ragged_length)}({self.value(rows)})")
         if not self.shape_env.roots(expr.symbols()) <= self.symbol_sources.keys():  # a number that only the graph knows
             node = self.recorder.argument(number)
             return self._node(node) if isinstance(node, fx.Node) else repr(node)
@@ -264,7 +279,9 @@ class Codegen:
             source = self._spelt(self.symbol_sources[name])
             text = source.expression()
             if isinstance(source, Reading):
-                text = f"{self.pin(source.read)}({source.base.expression()})"
+                text = self._read(source)
+            elif isinstance(source, TensorSize) and isinstance(source.base, Reading):
+                text = f"{self._read(source.base)}.shape[{source.dim}]"
             if (
                 isinstance(source, TensorSize) and source.base in self.classed
             ):  # the tensor's class may have a word to say of `shape`
@@ -274,6 +291,9 @@ class Codegen:
             text = record.text(operands) if record.symbol else f"{self.pin(record.function)}({', '.join(operands)})"
         self.loads.append(f"{name} = {text}")
         return name
+
+    def _read(self, source: Reading) -> str:
+        return f"{self.pin(source.read)}({source.base.expression()})"
 
     def _node(self, node: fx.Node) -> str:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")
@@ -694,6 +714,15 @@ class Codegen:
         """Calls a function that the code holds, for what it does."""
         arguments = [*map(self.value, args), *(f"{name}={self.value(value)}" for name, value in kwargs.items())]
         self.effects.append(f"{self.pin(function)}({', '.join(arguments)})")
+
+    def number_rows(self) -> None:
+        """Torch counts the ragged lengths of the nested tensors that the program makes: those of its results, and of
+        what is left of none."""
+        rows = self.recorder.jagged.numbered
+        kept = [self.externals.lookup(one) is not None or self.recorder.node_of(one) in self.outputs for one in rows]
+        if rows:
+            given = self.items(one if keep else None for one, keep in zip(rows, kept, strict=True))
+            self.build.insert(0, f"{self.pin(number_rows)}(({given},))")
 
     def check_conditions(self) -> None:
         """Asks whether what the graph takes for granted is so."""

@@ -31,6 +31,7 @@ from torchdynamo.graph.choices import Choices
 from torchdynamo.graph.conditions import Conditions
 from torchdynamo.graph.data_writes import DataWrites
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
+from torchdynamo.graph.jagged import Jagged, stands_for_one
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.places import at_places
@@ -145,6 +146,7 @@ class Recorder:
         self.by_places = False  # an index of one integer is a place in the graph, and no number
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
+        self.jagged = Jagged(self)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last
         self.mode_override: Callable[..., object] = _no_override
@@ -177,6 +179,7 @@ class Recorder:
         """Forgets which node stands for which tensor; the graph is finished."""
         self._nodes.clear()
         self._alive.clear()
+        self.jagged.release()
         self.written.clear()
         self.leaves.clear()
         self.works.clear()
@@ -267,6 +270,8 @@ class Recorder:
             finally:
                 torch._C._pop_torch_function_stack()
         name = function_name(func)
+        if self.jagged.are_in(args, kwargs):
+            return self._record_of_jagged(name, func, args, dict(kwargs or {}))
         known = constants.answer(name, args)
         if known is not None and not kwargs:
             return known[0]
@@ -294,6 +299,15 @@ class Recorder:
         if takes_factor(name, keywords):
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
+
+    def _record_of_jagged(self, name: str, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        reason = reason_of_name(name, with_tensor=True)
+        if reason is not None:
+            raise BreakGraph(reason, f"{name}() of a nested tensor")
+        if getattr(func, "__name__", "") in _SETTERS:
+            raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
+        self.refuse_call(name)
+        return self.jagged.run(name, func, args, kwargs)
 
     def take_number(self, name: str, tensor: object) -> Any:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
@@ -589,7 +603,7 @@ class Recorder:
     def adopt_all(self, given: T) -> T:
         """Real tensors among the arguments become inputs; everything else stays the same object."""
         value: Any = given
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        if isinstance(value, torch.Tensor) and not _is_of_graph(value):
             value = self.adopt(value)
         elif type(value) in (tuple, list) and _has_real_tensor(value):
             value = type(value)(self.adopt_all(item) for item in value)
@@ -693,4 +707,8 @@ def tensors_in(value: object) -> list[torch.Tensor]:
 
 
 def _has_real_tensor(value: object) -> bool:
-    return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(value))
+    return any(not _is_of_graph(tensor) for tensor in tensors_in(value))
+
+
+def _is_of_graph(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or stands_for_one(tensor)

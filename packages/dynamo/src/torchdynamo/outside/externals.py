@@ -30,6 +30,7 @@ from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
 from torchdynamo.arrays.values import Array, fits_tensor
 from torchdynamo.graph import numpy_values
+from torchdynamo.graph.jagged import is_jagged, stands_for_one
 from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, hidden_method, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
@@ -97,6 +98,8 @@ class TensorInputs(Protocol):
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
+    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
+    def seqlen(self, value: int, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def array_input(self, array: object, source: Source) -> Array: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def text(self, value: object, source: Source) -> object: ...
@@ -269,6 +272,10 @@ class Externals:
             return tensor
         if isinstance(tensor, UNINITIALIZED):
             raise Uninitialized(f"{source.expression()} is a {type(tensor).__qualname__}")
+        if stands_for_one(tensor):
+            return tensor
+        if is_jagged(tensor):
+            return self._register(tensor, source, self.inputs.jagged_input(tensor, source)).value
         if is_wrapper(type(tensor)):
             return self._register(tensor, source, self.inputs.wrapper_input(tensor, source)).value
         if type(tensor) not in PLAIN_TENSORS and (not is_capturable(type(tensor)) or outside_graphs(tensor)):
@@ -281,7 +288,7 @@ class Externals:
 
     def refuse(self, tensor: torch.Tensor) -> None:
         """The program uses a tensor of the outside. Raises BreakGraph for one that stays there."""
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, FakeTensor) and not stands_for_one(tensor):
             known = self.lookup(tensor)
             name = "a tensor" if known is None else known.source.expression()
             raise BreakGraph("special_tensor", f"{name} {outside_graphs(tensor)}")

@@ -19,6 +19,7 @@ from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.floats_for_c import FloatsForC
+from torchdynamo.graph.jagged import stands_for_one
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.run_time_texts import RunTimeText, RunTimeTexts
 from torchdynamo.graph.scalars import SYMBOLIC
@@ -42,6 +43,7 @@ from torchdynamo.outside.externals import (
     tensor_guard,
 )
 from torchdynamo.outside.growing_lists import GrowingList, length_of
+from torchdynamo.outside.jagged_inputs import JaggedInputs
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.outside.torch_names import TorchNames
 from torchdynamo.outside.wrapper_inputs import WrapperInputs
@@ -102,6 +104,7 @@ class Outside:
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self.wrappers = WrapperInputs(self.externals, self.torch_names, self.recorder, self.mode)
+        self.jagged = JaggedInputs(self.externals, self.torch_names, self.recorder)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self.classes = Classes(self.externals, self.overlays, self.ambient)
@@ -118,7 +121,7 @@ class Outside:
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
         held += (self.classes.made, self.classes.found)
-        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self._cells):
+        for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows, self._alive, self._cells):
             table.clear()
         self.overlays.clear()
         self.arrays.release()
@@ -158,6 +161,10 @@ class Outside:
         self.tensors.append((source, tensor, fake))
         return fake
 
+    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """What stands for a nested tensor of the jagged layout: inputs of the graph are its values and its offsets."""
+        return self.jagged.admit(tensor, source)
+
     def array_input(self, array: Any, source: Source) -> Array:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
         flipped = flipped_dims(array)
@@ -170,6 +177,10 @@ class Outside:
             self.recorder.add_input(fake, where, input_name(source))
         self.tensors.append((where, tensor, fake))
         return self.arrays.of_input(fake, flipped)
+
+    def seqlen(self, value: int, source: Source) -> int | torch.SymInt | torch.SymFloat | float:
+        """A length of rows that a nested tensor keeps: of each call, since it differs between most."""
+        return self.number(value, source) if self.dynamic.never else self.symbol_at(source, value, 0, None)
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
         symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
@@ -643,6 +654,8 @@ class Outside:
                 raise BreakGraph("unsupported_read", "__dict__ of a tensor that the program made")
             return self.instance_dict(tensor)
         self.torch_names.of_tensor(self.type_of(tensor), name)
+        if stands_for_one(tensor):
+            return self.jagged.attribute(tensor, name)
         if not isinstance(getattr(torch.Tensor, name, None), _METHODS):  # one breaks the graph where it is called
             self.externals.refuse(tensor)
         written = self.overlays.read(tensor, name)
@@ -668,6 +681,8 @@ class Outside:
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         """Assignment to an attribute: kept aside, or in the graph (`data`, `requires_grad`); else a break."""
         self.externals.refuse(tensor)
+        if stands_for_one(tensor):
+            raise BreakGraph("special_tensor", f"assignment to the attribute {name!r} of a nested tensor")
         member = getattr(torch.Tensor, name, None)
         if (
             name == "grad"

@@ -258,10 +258,10 @@ class SymNode:
         return SymNode(relation, _both(_COMPARE[op], self.hint, other.hint), self.env)
 
     def eq(self, other: SymNode) -> SymNode:
-        return self._relation("eq", other)
+        return other.eq(self) if other.is_nested_int() else self._relation("eq", other)
 
     def ne(self, other: SymNode) -> SymNode:
-        return self._relation("ne", other)
+        return other.ne(self) if other.is_nested_int() else self._relation("ne", other)
 
     def lt(self, other: SymNode) -> SymNode:
         return self._relation("lt", other)
