@@ -170,6 +170,28 @@ def test_every_mask_with_heads_that_share_keys(name: str, heads: int) -> None:
     torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), inputs), of_plain, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_heads_that_share_keys_are_attended_to_as_they_lie(training: bool, dropout: float) -> None:
+    """Keys and values expanded over the heads of their queries, as models with few key heads have them."""
+
+    def program(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        shared = (t[:, :, None].expand(-1, -1, query.shape[1], -1, -1).flatten(1, 2) for t in (key, value))
+        return F.scaled_dot_product_attention(query, *shared, dropout_p=dropout)
+
+    compiled = torchcompile.compile(program, options={"strict": True, "eager_random": True})
+    for length in (4, 6, 7):
+        shapes = ((2, 4, length, 8), (2, 1, length, 8), (2, 1, length, 8))
+        heads = [torch.randn(shape, dtype=torch.float64, requires_grad=training) for shape in shapes]
+        results = []
+        for run in (program, compiled):
+            torch.manual_seed(length)
+            results.append(run(*heads))
+        torch.testing.assert_close(*results)
+        if training:
+            torch.testing.assert_close(*[torch.autograd.grad(result.sum(), heads) for result in results])
+
+
 def _masks(length: int) -> dict[str, Any]:
     padding = torch.arange(length)[None] >= torch.tensor([length, length - 2])[:, None]
     causal = torch.nn.Transformer.generate_square_subsequent_mask(length).isinf()

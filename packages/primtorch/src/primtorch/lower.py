@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
+from primtorch.arguments import Sizes
 from primtorch.builder import as_spec, with_settled
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
 from primtorch.decompose.core_aten import as_core_aten
@@ -19,7 +20,7 @@ from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import DataDependent, NotClosed
 from primtorch.higher_order import HigherOrder, with_bodies
-from primtorch.layout import certainly_equal, same_shape
+from primtorch.layout import certainly_equal, is_dense, same_shape
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
@@ -199,13 +200,16 @@ class _Lowering:
         lowered = with_bodies(operator, bodies)
         return self.b.record(lowered, self.as_traced(node, args), {}, _described(node.meta["val"]), node.name)
 
-    def as_traced(self, node: fx.Node, args: Sequence[object]) -> tuple[object, ...]:
-        """The node's arguments, tensors with the strides that they have in the ATen graph."""
+    def as_traced(
+        self, node: fx.Node, args: Sequence[object], which: Callable[[Sizes, Sizes], bool] = lambda shape, strides: True
+    ) -> tuple[object, ...]:
+        """The node's arguments, tensors with the strides that they have in the ATen graph, where `which` says so."""
         return tuple(
-            self.b.emit(copy_strided, value, tuple(source.meta["val"].stride()))
+            self.b.emit(copy_strided, value, strides)
             if isinstance(source, fx.Node)
             and isinstance(value, Value)
-            and not _same_strides(value.spec, tuple(source.meta["val"].stride()))
+            and not _same_strides(value.spec, strides := tuple(source.meta["val"].stride()))
+            and which(value.spec.shape, strides)
             else value
             for source, value in zip(node.args, args, strict=True)
         )
@@ -247,8 +251,8 @@ class _Lowering:
         val = node.meta.get("val")
         if val is None and target._schema.returns:
             raise self.not_closed(node, "is kept whole, but the node has no meta['val'] that describes its result")
-        if torch.Tag.nondeterministic_seeded in target.tags:
-            args = self.as_traced(node, args)  # ATen draws in the order of memory
+        if target in self.preserve and torch.Tag.nondeterministic_seeded in target.tags:
+            args = self.as_traced(node, args, is_dense)  # ATen draws in the order of memory
         return self.b.record(target, args, kwargs, _described(val), node.name)
 
     def check(self, node: fx.Node, result: Any) -> None:
