@@ -148,6 +148,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]
     "conv": (conv, lambda: (torch.randn(2, 3, 9, 9),)),
     "attention": (attention, lambda: (torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8))),
     "indexed": (indexed, lambda: (torch.randn(7, 3), torch.randint(0, 7, (4,)))),
+    "item of a tensor": (lambda x: x[0] + x[:, 1].sum() - x[..., None].mean(), lambda: (torch.randn(4, 3),)),
+    "operators of Python": (lambda x: -x + (x * 2 - 1) / (3 - x % 2) // 1, lambda: (torch.rand(4),)),
+    "sizes of data": (lambda x: x[x > 0].cumsum(0), lambda: (torch.randn(9),)),
     "0-d": (lambda x: x.exp() * 2, lambda: (torch.randn(()),)),
     "empty": (lambda x: torch.cat((x, x.cos())), lambda: (torch.empty(0, 4),)),
     "strides": (lambda x: x.sum(1) - x.t()[0][: x.shape[0]].mean(), lambda: (torch.randn(6, 5).t(),)),
@@ -219,6 +222,29 @@ def test_statistics_go_on(tmp_path: Path) -> None:
     assert model.num_batches_tracked == 0 and torch.equal(model.running_mean, torch.zeros(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("aten_graph", [False, True])
+def test_sizes_of_data_are_those_of_the_call(aten_graph: bool, tmp_path: Path) -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].cumsum(0) * 2
+
+    program = saved(tmp_path, positive, torch.ones(4), aten_graph=aten_graph)
+    for x in (torch.tensor([1.0, -1, 2, 0]), -torch.ones(4), torch.arange(4.0)):
+        assert torch.equal(program([x])[0], positive(x))
+
+
+def test_numbers_out_of_tensors_are_those_of_the_call(tmp_path: Path) -> None:
+    def scaled(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count = rows.item()
+        torch._check(count >= 0)
+        return x[:count] * x.sum().item(), x.new_ones(count)
+
+    program = saved(tmp_path, scaled, torch.ones(4), torch.tensor(2), dynamic=True)
+    for rows in (0, 1, 3):
+        inputs = torch.randn(5), torch.tensor(rows)
+        for found, eager in zip(program(list(inputs)), scaled(*inputs), strict=True):
+            torch.testing.assert_close(found, eager)
+
+
 def test_random_numbers_and_conditions(tmp_path: Path) -> None:
     def drawn(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x, 0.5)
@@ -272,6 +298,23 @@ def test_what_needs_python_is_refused_with_the_line(tmp_path: Path) -> None:
             torchcompile.save_cpp(exported, tmp_path)
     with pytest.raises(ArtifactError, match=rf"cond cannot run without Python{line}branches"):
         torchcompile.save_cpp(torchcompile.export(branches, torch.randn(3)), tmp_path)
+
+
+def test_what_was_asked_of_sizes_is_checked_however_often_it_is_saved(tmp_path: Path) -> None:
+    def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.view(2, -1).sum(0) + y.reshape(-1)
+
+    exported = torchcompile.export(halves, torch.randn(6), torch.randn(3, 1), dynamic=True)
+    for folder in ("first", "second"):
+        torchcompile.save_cpp(exported, tmp_path / folder)
+        program = SavedProgram(str(tmp_path / folder))
+        x, y = torch.randn(10), torch.randn(5, 1)
+        torch.testing.assert_close(program([x, y])[0], halves(x, y))
+        for wrong in ([torch.randn(9), y], [torch.randn(8), y]):
+            with pytest.raises(ValueError, match="does not hold"):
+                program(wrong)
+    first, second = (path.read_bytes() for path in sorted(tmp_path.glob("*/program.bin")))
+    assert first == second
 
 
 def test_other_things_are_refused(tmp_path: Path) -> None:

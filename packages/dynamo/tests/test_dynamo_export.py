@@ -374,3 +374,14 @@ def test_a_graph_of_operators_has_the_programs_lines_and_takes_expanded_tensors(
         assert torch.equal(exported(x), of_expanded(x))
         calls = exported.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
         assert [node.meta["stack"][-1].function for node in calls] == ["of_expanded"]
+
+
+def test_a_graph_of_operators_has_no_number_of_the_example() -> None:
+    def of_a_number(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    y = torch.tensor([2.0, -1.0])
+    assert torch.equal(torchdynamo.export(of_a_number)(torch.ones(2))(y), of_a_number(y))
+    assert torch.equal(torchdynamo.export(of_a_number, aten_graph=True, dynamic=True)(torch.ones(2))(y), of_a_number(y))
+    with pytest.raises(NotExportable, match="takes a number out of a tensor(.|\n)*in of_a_number"):
+        torchdynamo.export(of_a_number, aten_graph=True)(torch.ones(2))

@@ -456,7 +456,17 @@ def _of_aten(exported: Exported, whole: Whole[Any]) -> Exported:
         examples = [_copied(example) for example in inputs if isinstance(example, torch.Tensor)]
     with whole.outside.mode if symbolic else contextlib.nullcontext():
         traced = trace(exported.graph, *examples)
+    if not symbolic:
+        _refuse_numbers(traced)
     return replace(exported, graph=traced, written=tuple(traced.meta.get("written_inputs", ())))
+
+
+def _refuse_numbers(traced: fx.GraphModule) -> None:
+    """Raises NotExportable where a graph that was traced on the call's tensors has numbers of theirs for constants."""
+    for node in traced.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default):
+        at = "".join(f"\n  {frame}" for frame in node.meta["stack"][-1:])
+        why = "takes a number out of a tensor, which a graph of operators would have as it was for the example"
+        raise NotExportable(f"the program {why}: leave aten_graph out, or let a size vary{at}")
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

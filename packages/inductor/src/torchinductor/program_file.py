@@ -36,6 +36,7 @@ from typing import Any, cast
 import torch
 
 from primtorch.building import library_of
+from primtorch.prims import PRIMS
 from primtorch.symbolic.expr import Program as Postfix
 from primtorch.symbolic.float_expr import float_bits
 from torchinductor import _C
@@ -189,12 +190,17 @@ def _refuse(program: Program) -> None:
     for place, instruction in enumerate(program.instructions):
         why = None
         if isinstance(instruction, AtenCall):
-            why, name = _why_python(instruction.op), str(instruction.op)
+            why, name = _why_python(instruction.op), _name(instruction.op)
         elif isinstance(instruction, TritonCall):
             why, name = "is a kernel for a GPU, and C++ programs are for CPUs as yet", instruction.name
         if why is not None:
             at = "".join(f"\n  {frame}" for frame in frames.get(place, ())[-1:])
             raise NotForCpp(f"{name} cannot run without Python: it {why}{at}")
+
+
+def _name(op: Callable[..., object]) -> str:
+    """An operator's own, or that of the prim whose reference a function is."""
+    return next((f"prims.{prim.name}" for prim in PRIMS.values() if prim.reference is op), str(op))
 
 
 # Where the dispatcher finds a kernel for tensors on a CPU, and what says where an operator is defined.

@@ -103,6 +103,8 @@ class RecordingMode:
             return
         if not isinstance(out, (tuple, list)):
             node.meta["val"] = out
+            if isinstance(out, (torch.SymInt, torch.SymFloat)):  # a number out of a tensor
+                self.symbols.setdefault(str(out), node)
             return
         node.meta["val"] = tuple(
             TensorSpec.of(o) if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor) else o for o in out

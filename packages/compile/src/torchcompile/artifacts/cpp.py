@@ -20,7 +20,8 @@ from primtorch.higher_order import HigherOrder
 from primtorch.ledger import Ledger
 from primtorch.lower import SIZE_FUNCTIONS, lower
 from primtorch.prims import Prim
-from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import SCALAR_OPS, UNARY_OPS, ShapeEnv
 from primtorch.symbolic.expr import Program as Steps
 from primtorch.trace import trace
 from torchcompile.backends import inductor_options
@@ -65,15 +66,14 @@ def save_cpp(
         raise InvalidArgument(f"save_cpp takes what torchcompile.export gave, not {exported!r}")
     _refuse(exported)
     settings = inductor_options(resolve(None, options))
-    env = shape_env(exported.graph)
-    known = len(env.guards) if env is not None else 0
+    env = shape_env(exported.graph) or ShapeEnv()
+    known = len(env.guards)
     try:
-        graph, written = _operators(exported)
+        graph, written = _operators(exported, env)
         lowered = lower(graph)
         torchinductor.choose_layouts(lowered)
         compiled = torchinductor.compile_graph(lowered, (), settings, ledger=Ledger(), title="program")
-        asked = [] if env is None else [(env.spelt_out(g.expr.program()), str(g.expr)) for g in env.guards[known:]]
-        signature = _Signature(exported).of_call(written, asked, _outputs(lowered))
+        signature = _Signature(exported).of_call(written, _asked(exported, env, known), _outputs(lowered))
         torchinductor.write_program(folder, compiled.program, compiled.sources.values(), signature, settings)
     except (InductorError, PrimTorchError) as error:
         raise ArtifactError(f"the graph has no form for C++: {error}") from error
@@ -84,8 +84,8 @@ def save_cpp(
 def _refuse(exported: Exported) -> None:
     for node in exported.graph.graph.nodes:
         if isinstance(node.target, HigherOrder):
-            at = "".join(f"\n  {frame}" for frame in (node.meta.get("stack") or ())[-1:])
-            raise ArtifactError(f"{node.target.name} cannot run without Python, which calls the graphs in it{at}")
+            told = f"{node.target.name} cannot run without Python, which calls the graphs in it"
+            raise ArtifactError(told + _line(node))
     for node in exported.graph.graph.find_nodes(op="placeholder"):
         if "val" not in node.meta:
             raise ArtifactError("a graph that was loaded from a file is not compiled for C++: export it, and save that")
@@ -99,17 +99,48 @@ def _refuse(exported: Exported) -> None:
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def _operators(exported: Exported) -> tuple[fx.GraphModule, tuple[int, ...]]:
+def _operators(exported: Exported, env: ShapeEnv) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """The graph of ATen's operators, and the inputs that it writes to, whose new values follow its other results."""
     gm = exported.graph
-    if _is_of_operators(gm):
+    of_operators = _is_of_operators(gm)
+    if of_operators and not any(map(_has_sizes_of_data, gm.graph.nodes)):
         return gm, exported.written
-    mode = FakeMode(shape_env=shape_env(gm))
+    mode = FakeMode(shape_env=env)
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    examples = [mode.from_spec(as_spec(v)) if isinstance(v, torch.Tensor) else v for v in values]
-    with _as_it_was(exported.checks.surroundings), torch.no_grad(), mode:
+    examples = [mode.from_spec(as_spec(v)) if isinstance(v, (torch.Tensor, TensorSpec)) else v for v in values]
+    # What autocast does to operators stands in a graph of operators.
+    around = contextlib.nullcontext() if of_operators else _as_it_was(exported.checks.surroundings)
+    with around, torch.no_grad(), mode:
         traced = trace(gm, *examples)
-    return traced, tuple(traced.meta.get("written_inputs", ()))
+    _refuse_numbers(traced)
+    return traced, (*exported.written, *traced.meta.get("written_inputs", ()))
+
+
+def _refuse_numbers(gm: fx.GraphModule) -> None:
+    """Raises ArtifactError where an operator takes a number that no input of the graph tells."""
+    for node in gm.graph.nodes:
+        if any(
+            isinstance(value, (torch.SymInt, torch.SymFloat)) for value in pytree.tree_leaves((node.args, node.kwargs))
+        ):
+            why = "takes a number that no operator of the graph gives"
+            raise ArtifactError(f"the graph has no form for C++: {node.target} {why}{_line(node)}")
+
+
+def _line(node: fx.Node) -> str:
+    return "".join(f"\n  {frame}" for frame in (node.meta.get("stack") or ())[-1:])
+
+
+def _asked(exported: Exported, env: ShapeEnv, known: int) -> list[tuple[Steps, str]]:
+    """What was asked of sizes, here and before: programs, and what they say.
+
+    Of the first `known` guards those that capture asked of other numbers than the graph takes are among its checks.
+    """
+    found = []
+    for place, guard in enumerate(env.guards):
+        steps = env.spelt_out(guard.expr.program())
+        if place >= known or {name for op, name in steps if op == "sym"} <= exported.symbols.keys():
+            found.append((steps, str(guard.expr)))
+    return found
 
 
 def _outputs(gm: fx.GraphModule) -> int:
@@ -119,17 +150,25 @@ def _outputs(gm: fx.GraphModule) -> int:
 
 
 def _is_of_operators(gm: fx.GraphModule) -> bool:
-    kinds = (torch._ops.OpOverload, Prim, HigherOrder)
-    return not any(
-        node.op in ("call_method", "call_module")
-        or (
-            node.op == "call_function"
-            and not isinstance(node.target, kinds)
-            and node.target is not operator.getitem
-            and node.target not in SIZE_FUNCTIONS
-        )
-        for node in gm.graph.nodes
+    return all(
+        node.op not in ("call_method", "call_module", "call_function") or _is_operator(node) for node in gm.graph.nodes
     )
+
+
+def _has_sizes_of_data(node: fx.Node) -> bool:
+    """Whether an operator's result may be of another size than the example's, which the graph was traced with."""
+    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
+
+
+def _is_operator(node: fx.Node) -> bool:
+    """Whether a node calls an operator, takes one of its results or computes a size. Functions of torch do other things
+    by the same names: `x[0]` is `operator.getitem` too."""
+    if isinstance(node.target, (torch._ops.OpOverload, Prim, HigherOrder)):
+        return True
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    if node.target is operator.getitem:
+        return all(isinstance(value, (tuple, list)) for value in values)
+    return node.target in SIZE_FUNCTIONS and not any(isinstance(v, (torch.Tensor, TensorSpec)) for v in values)
 
 
 @contextlib.contextmanager
@@ -204,9 +243,12 @@ class _Signature:
         exported, checks = self.exported, self.exported.checks
         relations = [
             *((relation.program, relation.symbols, relation.text) for relation in checks.relations),
-            *((steps, exported.symbols, text) for steps, text in asked),
+            *((steps, exported.symbols, self.of_symbols(text)) for steps, text in asked),
         ]
-        told = tuple(CallRelation(self.number(steps, symbols), self.named(text)) for steps, symbols, text in relations)
+        told: dict[CallNumber, CallRelation] = {}
+        for steps, symbols, text in relations:
+            number = self.number(steps, symbols)
+            told.setdefault(number, CallRelation(number, self.named(text)))
         feeds = tuple(map(self.feed, exported.feeds))
         first = outputs - len(written)
         results = tuple(map(self.result, exported.signature.results))
@@ -214,7 +256,7 @@ class _Signature:
         news = [(feeds[place], first + turn) for turn, place in enumerate(written)]
         return CallSignature(
             inputs=tuple(map(self.input, self.places)),
-            relations=told,
+            relations=tuple(told.values()),
             feeds=feeds,
             results=results,
             same=self.pairs(checks.same),
@@ -239,11 +281,23 @@ class _Signature:
             text = re.sub(rf"(?<![\w.]){re.escape(known)}(?!\w)", name, text)
         return text
 
+    def of_symbols(self, text: str) -> str:
+        """What an expression over symbols says, by what they are."""
+        for name, measure in self.exported.symbols.items():
+            if isinstance(measure.of, Leaf) and measure.kind == "size":
+                of = self.exported.checks.names[measure.of.index]
+                text = re.sub(rf"\b{name}\b", f"{of}.shape[{measure.dim}]", text)
+        return text
+
     def number(self, steps: Steps, symbols: Mapping[str, Measure]) -> CallNumber:
         """A number with measures in the place of symbols; of a tensor that is kept with the program, what it is."""
         found: list[tuple[str, int | str | float]] = []
         for op, argument in steps:
-            measure = symbols[str(argument)] if op == "sym" else None
+            measure = symbols.get(str(argument)) if op == "sym" else None
+            if op == "sym" and measure is None:
+                raise ArtifactError(
+                    f"what the program does depends on {argument}, a number that it takes out of a tensor"
+                )
             if measure is None:
                 found.append((op, argument))
             elif isinstance(measure.of, State):
