@@ -80,6 +80,11 @@ class Attention(Template):
     pullback: Function | None = None
     tables: Tables | None = None
 
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """Those that there are."""
+        return tuple(function for function in (self.score, self.mask, self.pullback) if function is not None)
+
     def __str__(self) -> str:
         sizes = " x ".join(map(str, (*self.query.shape, self.key.shape[2])))
         functions = (("score", self.score), ("mask", self.mask), ("pullback", self.pullback))

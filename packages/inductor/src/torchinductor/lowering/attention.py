@@ -23,7 +23,7 @@ from primtorch.attention import (
 from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr, intern_symbol
-from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, variable
+from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, is_one, variable
 from torchinductor.ir import Attention, Axis, Kernel, Recorder, Stage
 from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Direction, Function, Region, Tables
 from torchinductor.lowering.context import Context
@@ -321,6 +321,15 @@ class _Call:
     ) -> TensorValue:
         return self.ctx.lazy(shape, dtype, self.device, load, of=of, cost=2)
 
+    def converted(self, value: TensorValue, dtype: torch.dtype) -> TensorValue:
+        """A value in another type."""
+
+        def load(index: Index, ops: Ops) -> int:
+            loaded = value.load(index, ops)
+            return loaded if value.dtype == dtype else ops.to_dtype(loaded, dtype, value.dtype)
+
+        return self.pointwise(value.shape, dtype, [value], load)
+
     def stored(self, value: TensorValue) -> TensorValue:
         self.ctx.realize(value, contiguous_strides(value.shape))
         return value
@@ -436,7 +445,8 @@ def _derivative(
     functions = call.functions(cast("fx.GraphModule | None", target.pullback))
     dtype = call.dtype
     both = lambda index, ops: ops.apply("mul", out.load(index, ops), tangent.load(index, ops))
-    summed = ctx.reduction(call.pointwise(out.shape, dtype, [out, tangent], both), (3,), "sum", dtype)
+    products = call.pointwise(out.shape, dtype, [out, tangent], both)
+    summed = products if is_one(out.shape[3]) else ctx.reduction(products, (3,), "sum", dtype)
     less = lambda index, ops: ops.apply("sub", summed.load((*index, ZERO), ops), of_lse.load(index, ops))
     delta = call.stored(call.pointwise(call.shape[:3], dtype, [summed, of_lse], less))
     if target.captured and ctx.options.deterministic and not ctx.traits_of(call.device).ordered_stores:
@@ -455,7 +465,7 @@ def _derivative(
     else:
         results = _dense_derivative(call, functions, (tangent, lse, delta), sums, metas)
     captured = [
-        call.pointwise(value.shape, call.parts.captured[place].dtype, [value], value.load)
+        call.converted(value, call.parts.captured[place].dtype)
         for place, value in zip(target.captured, sums, strict=True)
     ]
     for value, meta in zip((*results, *captured), metas, strict=True):
@@ -464,10 +474,11 @@ def _derivative(
 
 
 def _zeros(call: _Call, shape: Index) -> TensorValue:
-    """Zeros that are added to."""
+    """Zeros that are added to: one after the other, where stores have an order, which takes wider numbers."""
     ctx = call.ctx
-    buffer = ctx.new_buffer(shape, call.dtype, call.device)
-    ctx.write(buffer, call.pointwise(shape, call.dtype, [], lambda index, ops: ops.constant(0.0, call.dtype)))
+    dtype = torch.float64 if ctx.traits_of(call.device).ordered_stores else call.dtype
+    buffer = ctx.new_buffer(shape, dtype, call.device)
+    ctx.write(buffer, call.pointwise(shape, dtype, [], lambda index, ops: ops.constant(0.0, dtype)))
     return ctx.strided(buffer)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch._ops import OpOverload
 
-from torchinductor.ir import Bundle, Indirect, Kernel, Load, Require, Store, Template
+from torchinductor.ir import Attention, Bundle, Indirect, Kernel, Load, Require, Store, Template
 from torchinductor.lowering.context import ExternCall, Flat, Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, last_uses, lent_by, owned_by_graph
@@ -73,6 +73,9 @@ def _may_raise(operation: Operation) -> bool:
         case Kernel(device=device):
             asked = (op for stage in operation.stages for op in stage.body.ops)
             return device.type == "cpu" and any(isinstance(op, (Indirect, Require)) for op in asked)
+        case Attention():
+            on_cpu = operation.device.type == "cpu"
+            return on_cpu and any(True for function in operation.functions for _ in function.body.of(Indirect))
         case Template(loops=loops):
             return _may_raise(loops)
         case Bundle(parts=parts):

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.codegen.cpp.attention import plan_attention, write_attention
 from torchinductor.codegen.cpp.build import build_library, built_file, file_of
 from torchinductor.codegen.cpp.plan import Layout, planned
 from torchinductor.codegen.cpp.prelude import prelude
@@ -18,7 +20,7 @@ from torchinductor.codegen.cpp.rows import rows_of
 from torchinductor.codegen.cpp.writer import write
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import variable
-from torchinductor.ir import Kernel
+from torchinductor.ir import Attention, Kernel, Template
 from torchinductor.program import KernelCall
 from torchinductor.schemas import InductorOptions
 
@@ -29,6 +31,8 @@ _UNIT = 24_000
 class CppBackend(CodegenBackend):
     """Kernels as C++ functions of one (or a few) translation units."""
 
+    templates = MappingProxyType({"attention": plan_attention})
+
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         kernel = planned(kernel, options.parallel_grain)
         return [replace(kernel, rows=rows_of(kernel, kernel.laid_out(Layout)))]
@@ -36,6 +40,13 @@ class CppBackend(CodegenBackend):
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         text, title = write(kernel), described(stage.body for stage in kernel.stages)
         return KernelSource(text, name_of(title, text), kernel.origins)
+
+    def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
+        assert isinstance(template, Attention)
+        text = write_attention(template)
+        bodies = [function.body for function in template.functions]
+        title = described(bodies, template.kind, template.direction, otherwise="")
+        return KernelSource(text, name_of(title, text), template.loops.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         if not sources:

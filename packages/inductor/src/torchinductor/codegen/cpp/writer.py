@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_elements
 from torchinductor.codegen.naming import PLACEHOLDER
 from torchinductor.indexing import product
-from torchinductor.ir import Indirect, Kernel
+from torchinductor.ir import Body, Indirect, Kernel
 from torchinductor.ops import Fault
 
 
@@ -18,9 +20,9 @@ def write(kernel: Kernel) -> str:
     checks = any(stage.body.faults for stage in kernel.stages)
     lines = [
         f'extern "C" int {PLACEHOLDER}(void* const* buffers, const i64* symbols) {{',
-        *(f"  {line}" for line in _arguments(kernel)),
+        *(f"  {line}" for line in arguments(kernel)),
         *(["  int bad = 0;"] if checks else []),
-        *(f"  {line}" for line in _empty_checks(kernel)),
+        *(f"  {line}" for line in empty_checks(kernel, [stage.body for stage in kernel.stages])),
     ]
     depth = 1
     if layout.frame and layout.parallel is not None:
@@ -48,7 +50,8 @@ def write(kernel: Kernel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _arguments(kernel: Kernel) -> list[str]:
+def arguments(kernel: Kernel) -> list[str]:
+    """The declarations of a kernel's pointers and size symbols."""
     lines = []
     written = set(kernel.writes)
     shared = {name for pair in kernel.in_place for name in pair}
@@ -69,9 +72,9 @@ def _rows(kernel: Kernel, layout: Layout, names: Names) -> list[str]:
     return [f"{kind} {names.pointer[name]}[{count}] __attribute__((aligned(64)));" for name, kind in kinds.items()]
 
 
-def _empty_checks(kernel: Kernel) -> list[str]:
-    """What the kernel indexes by loaded values is not empty: there is no place that a wrong index could be moved to."""
-    ops = [op for stage in kernel.stages for op in stage.body.ops]
-    sizes = dict.fromkeys(op.size for op in ops if isinstance(op, Indirect) and not (op.size.as_int() or 0) > 0)
+def empty_checks(kernel: Kernel, bodies: Sequence[Body]) -> list[str]:
+    """What bodies index by loaded values is not empty: there is no place that a wrong index could be moved to."""
+    indices = (op for body in bodies for op in body.of(Indirect))
+    sizes = dict.fromkeys(op.size for op in indices if not (op.size.as_int() or 0) > 0)
     total = index_text(product(a.size for a in kernel.axes), {})
     return [f"if ({index_text(size, {})} <= 0 && {total} > 0) return {Fault.INDEX.value};" for size in sizes]

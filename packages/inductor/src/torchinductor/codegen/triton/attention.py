@@ -104,8 +104,7 @@ def write_attention(template: Template) -> TritonSource:
     """The source of a planned template."""
     assert isinstance(template, Attention)
     writer = {"forward": _Forward, "queries": _Queries, "keys": _Keys}[template.direction](template)
-    functions = (template.score, template.mask, template.pullback)
-    bodies = [function.body for function in functions if function is not None]
+    bodies = [function.body for function in template.functions]
     return source_of(template.loops, writer.write(), described(bodies, template.kind, template.direction, otherwise=""))
 
 
