@@ -266,7 +266,7 @@ def _total(x: torch.Tensor) -> torch.Tensor:
 
 @case("function_transform")
 def transforms(x: torch.Tensor) -> torch.Tensor:
-    y, _ = torch.func.linearize(_total, x)  # here
+    y = torch.func.functionalize(_total)(x)  # here
     return y * 2
 
 

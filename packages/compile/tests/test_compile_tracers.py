@@ -206,7 +206,7 @@ UNCAPTURED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
         "higher_order_operator",
         lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v[1:].cos(), (x,)),
     ),
-    "linearize within": ("function_transform", lambda x: torch.func.linearize(torch.sin, x)[1](x) + 1),
+    "functionalize within": ("function_transform", lambda x: torch.func.functionalize(torch.sin)(x) + 1),
 }
 
 

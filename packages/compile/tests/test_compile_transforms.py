@@ -117,6 +117,18 @@ def asking_inside(x: torch.Tensor) -> Any:
     return x * sum(2**place for place, answer in enumerate(asked) if answer)
 
 
+def linearized(x: torch.Tensor) -> Any:
+    """Two calls of one linear function, differentiated by its tangents."""
+    scale = x.detach().cos()
+
+    def function(a: torch.Tensor, b: dict[str, torch.Tensor]) -> Any:
+        return {"u": a.sin() * b["b"] * scale, "v": a.sum(0)}
+
+    primals = x.detach(), {"b": x.detach() * 2}
+    value, push = torch.func.linearize(function, *primals)
+    return value, push(x, {"b": x.square()}), push(x.exp(), primals[1])
+
+
 IN_THE_GRAPH: dict[str, Program] = {
     "grad": lambda x: torch.func.grad(lambda t: (t.sin() * t).sum())(x),
     "grad with aux": lambda x: torch.func.grad(lambda t: (t.square().sum(), {"a": t.sin()}), has_aux=True)(x),
@@ -147,6 +159,7 @@ IN_THE_GRAPH: dict[str, Program] = {
     "jvp with aux": lambda x: torch.func.jvp(lambda t: (t.sin(), t.cos()), (x,), (x,), has_aux=True),
     "vjp": two_pullbacks,
     "vjp under vmap": pullback_under_vmap,
+    "linearize": linearized,
     "jacrev": lambda x: torch.func.jacrev(lambda a, b: {"u": a * b, "v": a.sum()}, argnums=(0, 1))(x[0], x[1]),
     "jacfwd": lambda x: torch.func.jacfwd(lambda t: t.sin().sum(0))(x),
     "hessian": lambda x: torch.func.hessian(lambda t: t.pow(3).sum())(x[0]),
@@ -188,7 +201,7 @@ BREAKING: dict[str, tuple[Program, tuple[str, ...]]] = {
     "a checkpoint inside": (
         lambda x: torch.func.grad(lambda t: checkpoint(torch.sin, t, use_reentrant=False).sum())(x), (),
     ),
-    "linearize": (lambda x: torch.func.linearize(torch.sin, x)[1](x), ()),
+    "linearize at what requires a gradient": (lambda x: torch.func.linearize(torch.sin, x)[1](x), ()),
     "numbers drawn where vmap forbids it": (lambda x: torch.vmap(lambda t: t + torch.rand(3))(x), ()),
     "no scalar": (lambda x: torch.func.grad(lambda t: t * 2)(x), ()),
     "a pullback that is returned": (gives_the_pullback, ("rebuild", "unsplit_frame")),

@@ -49,6 +49,12 @@ def func_vjp(x: torch.Tensor) -> Any:
     return value, pull(torch.ones_like(value))[0]
 
 
+@part(FUNC, "linearize")
+def func_linearize(x: torch.Tensor) -> Any:
+    value, push = torch.func.linearize(lambda t: t.sin() * t, x.detach())
+    return value, push(x), push(torch.ones_like(x))
+
+
 @part(FUNC, "jacrev")
 def func_jacrev(x: torch.Tensor) -> Any:
     return torch.func.jacrev(lambda t: t.sin().sum(0))(x)

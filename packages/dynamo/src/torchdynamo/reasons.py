@@ -143,7 +143,7 @@ _TABLE = (
         "function_transform",
         "a function under a transform of torch.func cannot become a graph of its own (it breaks the graph, writes to a"
         " tensor that was made before, or returns something else than tensors), or the transform is none that graphs"
-        " take (linearize, functionalize, dual levels)",
+        " take (functionalize, linearize at what requires a gradient, dual levels)",
         "compile the function that is transformed, or transform it outside of the compiled function",
     ),
     Reason(

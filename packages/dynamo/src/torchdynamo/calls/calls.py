@@ -425,7 +425,7 @@ class Calls:
 
     def _along(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
-        return (self.transforms.jvp if fn is torch.func.jvp else self.transforms.vjp)(*args, **kwargs)
+        return getattr(self.transforms, fn.__name__)(*args, **kwargs)
 
     def _number(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
@@ -701,8 +701,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((function, Calls._autograd_function) for function in _PYTHON_APPLY),
     *((function, Calls._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
     (torch.utils.checkpoint.checkpoint, Calls._checkpoint),
-    (torch.func.jvp, Calls._along),
-    (torch.func.vjp, Calls._along),
+    *((transform, Calls._along) for transform in (torch.func.jvp, torch.func.vjp, torch.func.linearize)),
     *((maker, Calls._native) for maker in MAKERS),
     (_ProfilerRange.__init__, Calls._native),
     (optimizer._get_value, Calls._step_count),

@@ -113,12 +113,13 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Pullback:
-    """What `vjp` gave beside the results of the call: `size` leaves of a tree like `of_values`."""
+    """What `vjp` or, with `along`, `linearize` gave beside the call's results: `size` leaves of a tree `of_values`."""
 
     call: _Call
     given: _Given
     of_values: pytree.TreeSpec
     size: int
+    along: bool = False
 
 
 class Transforms:
@@ -134,7 +135,7 @@ class Transforms:
         """A call of what a transform made of a function, or of what `vjp` gave."""
         pullback = self.pullbacks.get(function)
         if pullback is not None:
-            return self.pull(pullback, *args, **kwargs)
+            return (self.push if pullback.along else self.pull)(pullback, *args, **kwargs)
         return _WRAPPERS[id(function.__code__)](self, _Asked.of(function, self.world), args, kwargs)
 
     # -- the transforms ---------------------------------------------------------------------
@@ -228,6 +229,42 @@ class Transforms:
         aux = (pytree.tree_unflatten(call.results[size:], body.of_aux),) if has_aux else ()
         return value, pullback, *aux
 
+    def linearize(self, func: Callee, *primals: object) -> object:
+        """`torch.func.linearize(func, *primals)`. The values are computed once where the graph is traced, as of `vjp`.
+
+        Eager's function keeps a part of the history of its primals, which depends on how it was folded.
+        """
+        given = _Given(primals, None)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.tensors):
+            raise _refusal("linearize() at what requires a gradient")
+        body = self._record(func, given, {})
+        size = len(body.values)
+        call = self._write(Transform("linearize", lambda flat, tensors: flat(*tensors)[0], size), body, given.tensors)
+        value = pytree.tree_unflatten(call.results, body.of_values)
+        return value, self._pullback(_Pullback(call, given, body.of_values, size, along=True))
+
+    def push(self, record: _Pullback, *tangents: object) -> object:
+        """A call of the function that `linearize` gave."""
+        leaves, tree = pytree.tree_flatten(tangents)
+        given = record.given.tensors
+        if tree != record.given.tree or not all(map(_alike, leaves, given)):
+            raise _refusal("tangents that are no tree of tensors like the primals")
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            _, tangent, _ = torch.func.jvp(flat, tensors[: len(given)], tensors[len(given) :], has_aux=True)
+            return tangent  # type: ignore[no-any-return]
+
+        return pytree.tree_unflatten(self._again(record, "pushforward", apply, leaves), record.of_values)
+
+    def _again(
+        self, record: _Pullback, name: str, apply: Callable[[Body, Tensors], Sequence[torch.Tensor]], leaves: list[Any]
+    ) -> list[torch.Tensor]:
+        """Another transform of a call's function, at the same values."""
+        call = record.call
+        module = TransformedGraph(call.module.body, Transform(name, apply, record.size), call.module.closed_over)
+        node = self.recorder.regions.call_module(module, [*call.inputs, *map(self._node, leaves)], name)
+        return self.finish(node, module, [*call.values, *leaves])
+
     def _pullback(self, record: _Pullback) -> FunctionType:
         def pullback(cotangents: object, retain_graph: bool = True, create_graph: bool | None = None) -> object:
             raise AssertionError(f"{record} was called outside of the capture that it is of")
@@ -241,17 +278,14 @@ class Transforms:
         leaves, tree = pytree.tree_flatten(cotangents)
         if tree != record.of_values or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise _refusal("cotangents that are no tree of tensors like the function's results")
-        count, call = len(record.given.tensors), record.call
+        count = len(record.given.tensors)
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
             _, pull, _ = torch.func.vjp(flat, *tensors[:count], has_aux=True)
             gradients: Sequence[torch.Tensor] = pull(tensors[count:])
             return gradients
 
-        module = TransformedGraph(call.module.body, Transform("pullback", apply, record.size), call.module.closed_over)
-        node = self.recorder.regions.call_module(module, [*call.inputs, *map(self._node, leaves)], "pullback")
-        results = self.finish(node, module, [*call.values, *leaves])
-        return record.given.like_arguments(results)
+        return record.given.like_arguments(self._again(record, "pullback", apply, leaves))
 
     def jacobian(self, asked: _Asked, args: Args, kwargs: Kwargs, name: str) -> object:
         """`torch.func.jacrev(func, argnums, ...)(*args)`, or `jacfwd`."""
@@ -399,6 +433,12 @@ class _Given:
         rest = iter(tensors)
         trees = [pytree.tree_unflatten([next(rest) for _ in range(tree.num_leaves)], tree) for tree in self.trees]
         return trees[0] if self.one else tuple(trees)
+
+
+def _alike(tangent: object, primal: torch.Tensor) -> bool:
+    """Whether a tangent is one of a primal's."""
+    facts = (primal.shape, primal.dtype, primal.device)
+    return isinstance(tangent, torch.Tensor) and (tangent.shape, tangent.dtype, tangent.device) == facts
 
 
 def _refusal(why: str) -> BreakGraph:
