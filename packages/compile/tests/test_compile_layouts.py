@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,30 @@ def test_gradients_through_a_result_with_gaps() -> None:
     assert found[0][1] == found[1][1] == (8, 1)
     for k in (0, 2, 3):
         torch.testing.assert_close(found[1][k], found[0][k])
+
+
+WHOLE = torch.arange(12.0)
+PLACES = {
+    "beyond an input": (lambda x: x.as_strided((4, 4), (100, 1), 50) + 1, None),
+    "beyond a result": (lambda x: (x + 1).as_strided((4, 4), (100, 1), 50) + 1, None),
+    "a copy from beyond": (lambda x: torch.as_strided_copy(x, (2,), (1,), 11), None),
+    "a scatter to beyond": (lambda x: torch.as_strided_scatter(x, x[:2], (2,), (1,), 11), None),
+    "beyond a part, within the memory": (lambda x: x[2:4].as_strided((3, 2), (4, 1), 1) + 1, False),
+    "within": (lambda x: x.as_strided((3, 2), (4, 1), 2) + 1, True),
+}
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("name", PLACES)
+def test_memory_is_read_where_there_is_some(name: str) -> None:
+    """What reaches beyond the last element that is known of, eager reads or refuses."""
+    program, whole = PLACES[name]
+    compiled = torchcompile.compile(program, fullgraph=bool(whole))
+    for x in (WHOLE, WHOLE[:12]):
+        if whole is None:
+            with pytest.raises(RuntimeError) as eager:
+                program(x)
+            with pytest.raises(RuntimeError, match=re.escape(str(eager.value))):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), program(x))

@@ -23,7 +23,9 @@ from torch._ops import OpOverload
 
 from primtorch.arguments import TENSORS
 from primtorch.errors import NoFormula, PrimError, PrimTorchError
+from primtorch.fake.recipe import storage_bytes
 from primtorch.fake.table import Rule, RuleTable, is_composite
+from primtorch.families import Formula
 from primtorch.layout import contiguous_strides
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import hint_of
@@ -84,8 +86,35 @@ class AskedRules:
         rule = self._rules.of(op)
         known = self._asked.get(id(rule))
         if known is None:
-            known = self._asked[id(rule)] = rule, _asked(op, rule) if _asks(op, rule) else rule
+            known = self._asked[id(rule)] = rule, _refusing(op, rule)
         return known[1]
+
+
+def _refusing(op: OpOverload, rule: Rule) -> Rule:
+    if op._schema.name.startswith("aten::as_strided"):
+        return replace(rule, formula=_within(op, rule.formula))
+    return _asked(op, rule) if _asks(op, rule) else rule
+
+
+def _within(op: OpOverload, formula: Formula) -> Formula:
+    """The formula of an operator that says itself where in memory it reads, which only eager knows the length of."""
+
+    def within(x: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip((argument.name for argument in op._schema.arguments), (x, *args), strict=False)) | kwargs
+        own: TensorSpec = getattr(x, "spec", None) or spec_of(x)
+        offset = given.get("storage_offset")
+        looked = TensorSpec(
+            tuple(given["size"]),
+            tuple(given["stride"]),
+            own.dtype,
+            own.device,
+            own.offset if offset is None else offset,
+        )
+        if storage_bytes(looked) > storage_bytes(own):
+            raise NoFormula(op.name(), reason="it reaches beyond the tensor's last element")
+        return formula(x, *args, **kwargs)
+
+    return within
 
 
 def _asks(op: OpOverload, rule: Rule) -> bool:
