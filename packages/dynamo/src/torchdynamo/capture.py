@@ -75,6 +75,7 @@ class ReadsWhole:
     """A list has to be captured with all that is in it."""
 
     source: Source
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def interpret(
         except TextNeeded as error:
             capture.ending = AsksText(error.origins)
         except ReadWhole as error:
-            capture.ending = ReadsWhole(error.source)
+            capture.ending = ReadsWhole(error.source, error.length)
         except NumberNeeded as needed:
             capture.ending = Raised(needed.error, None, interpreter.raises.get(id(needed.error), -1), of_symbols=True)
         except Exception as error:

@@ -304,8 +304,9 @@ def _capture(
             case AsksText(origins=origins):
                 state.plain_texts |= origins.places
                 state.fixed |= origins.sources
-            case ReadsWhole(source=source):
+            case ReadsWhole(source=source, length=length):
                 whole.add(source)
+                state.read_lengths.setdefault(source, set()).add(length)
             case Raised(error=DataDependent()) if not state.breaks_at_data:
                 state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
                 told = told.to_the_end()

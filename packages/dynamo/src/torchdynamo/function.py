@@ -145,6 +145,9 @@ class Function:
     asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
     unread: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is asked for by its value
+    read_lengths: dict[Source, set[int]] = field(
+        default_factory=dict
+    )  # of lists that were read whole, once they varied
     sizes: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is taken that is a size
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
@@ -308,7 +311,11 @@ class Function:
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
             guards_floats=self.guards_floats,
-            breaks_at_lists=not self.options.fullgraph,
+            read_whole=frozenset(
+                source
+                for source, lengths in self.read_lengths.items()
+                if len(lengths) >= _VERSIONS_BY_LENGTH and not self.options.fullgraph
+            ),
         )
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:
@@ -490,6 +497,7 @@ def _is_layer(code: types.CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
+_VERSIONS_BY_LENGTH = 3  # of a function, for different lengths of one list
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})

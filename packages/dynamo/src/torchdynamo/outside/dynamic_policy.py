@@ -30,7 +30,7 @@ class DynamicPolicy:
         unread: the user's stacks where a number is not taken out of a tensor, but read behind a break.
         sizes: where one that is taken is a size.
         plain_texts: where a text is made of the values of its numbers, not at each call.
-        breaks_at_lists: the graph may end where a list of another length is read, once there are versions enough.
+        read_whole: lists for whose lengths there are versions enough: reading one of another length ends the graph.
         guards_floats: C code that needs a float gets it guarded: no break would do.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
@@ -47,7 +47,7 @@ class DynamicPolicy:
     sizes: frozenset[tuple[UserFrame, ...]] = frozenset()
     plain_texts: frozenset[tuple[UserFrame, ...]] = frozenset()
     guards_floats: bool = False
-    breaks_at_lists: bool = False
+    read_whole: frozenset[Source] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         marks = size_marks(tensor)

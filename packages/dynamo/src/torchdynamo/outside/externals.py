@@ -105,7 +105,7 @@ class TensorInputs(Protocol):
     def text(self, value: object, source: Source) -> object: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
-    def breaks_at_lists(self) -> bool: ...  # reading one of another length ends the graph
+    def breaks_at(self, source: Source) -> bool: ...  # reading the list there at another length ends the graph
     def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
 
 
@@ -386,7 +386,7 @@ class Externals:
             shadow = value if isinstance(value, frozenset) else value.copy()
             return self._shadow(value, source, shadow, set(items))
         if kind is list and self.inputs.grows(source):
-            return self._shadow(value, source, GrowingList(source, self.inputs.breaks_at_lists()), [])
+            return self._shadow(value, source, GrowingList(source, len(value), self.inputs.breaks_at(source)), [])
         self.guard(source, GuardKind.LENGTH, len(value))
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))

@@ -21,9 +21,10 @@ __all__ = ["GrowingList", "ReadWhole", "length_of", "refuse_growing"]
 class ReadWhole(Escape):
     """The program asks for more of the list at `source` than a place to append to."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, length: int) -> None:
+        super().__init__(source, length)
         self.source = source
+        self.length = length
 
 
 class _Refusal:
@@ -37,20 +38,22 @@ class _Refusal:
 
 
 class GrowingList(list[object]):
-    """What was appended to the list at `source`; `breaks` where a program that asks for more is not captured again."""
+    """What was appended to the list at `source`, which came with so many items; `breaks` where a program that asks for
+    more is not captured again."""
 
-    __slots__ = ("breaks", "source")
+    __slots__ = ("breaks", "came_with", "source")
 
-    def __init__(self, source: Source, breaks: bool) -> None:
+    def __init__(self, source: Source, came_with: int, breaks: bool) -> None:
         super().__init__()
         self.source = source
+        self.came_with = came_with
         self.breaks = breaks
 
     def refusal(self) -> Escape:
         """What is raised where the program asks for the list."""
         if self.breaks:
             return BreakGraph("list_of_each_length", f"the list at {self.source.expression()}")
-        return ReadWhole(self.source)
+        return ReadWhole(self.source, self.came_with)
 
 
 _ANSWERED = frozenset({"append", "extend", "__iadd__"})

@@ -248,9 +248,9 @@ class Outside:
         """Whether the list at the source had another length in an earlier call."""
         return source in self.dynamic.changed
 
-    def breaks_at_lists(self) -> bool:
-        """Whether what reads a list of another length than before ends the graph, in place of one more version."""
-        return self.dynamic.breaks_at_lists and self.dynamic.versions >= _VERSIONS_BY_LENGTH
+    def breaks_at(self, source: Source) -> bool:
+        """Whether what reads the list at the source ends the graph, in place of one more version for its length."""
+        return source in self.dynamic.read_whole
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols: of a growing list's length, the list."""
@@ -756,10 +756,6 @@ class Outside:
 
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
 _UNROLLED_ROUNDS = 2
-
-# Versions from which on a list's length makes no further one: half of what a function may have by default.
-_VERSIONS_BY_LENGTH = 4
-
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
 _OF_THE_CLASS = frozenset({"__class__", "__doc__", "__module__"})

@@ -129,19 +129,23 @@ def _asked(op: OpOverload, rule: Rule) -> Rule:
     taken: set[tuple[object, ...]] = set()  # what was asked, as `_note` tells calls apart
 
     def asked(*args: Any, **kwargs: Any) -> Any:
+        doubted: list[Exception] = []
         try:
             results = formula(*args, **kwargs)
         except _REFUSALS as error:
             if not isinstance(error, PrimTorchError) or isinstance(error, PrimError):
-                _doubt(_Call(op, rule, args, kwargs), error)
-            raise
+                doubted += _doubted(_Call(op, rule, args, kwargs), error)
+            if not doubted:
+                raise
+        if doubted:
+            raise doubted.pop()
         noted: list[object] = [torch.get_default_dtype()]
         _note(args, noted)
         if kwargs:
             noted.extend(kwargs)
             _note(kwargs.values(), noted)
         key = tuple(noted)
-        if key not in taken and _refuse_dtypes(_Call(op, rule, args, kwargs)):
+        if key not in taken and _settles(_Call(op, rule, args, kwargs)):
             taken.add(key)
         return results
 
@@ -190,11 +194,20 @@ def _is_channels_last(spec: TensorSpec) -> bool:
     return type(stride) is int and stride == 1 and not (type(spec.strides[-1]) is int and spec.strides[-1] == 1)
 
 
-def _refuse_dtypes(call: _Call) -> bool:
+# No frame that is left by an error has it in a variable: it would keep what the program holds until a collection.
+def _settles(call: _Call) -> bool:
     """Raises what eager's kernel on the CPU raises for operands of these dtypes, whose sizes the formula has taken.
 
     Returns whether it holds for tensors of other sizes: a kernel may look at no dtypes where there are no elements.
     """
+    said = [_refusal(call)]
+    if isinstance(said[0], Exception):
+        raise said.pop()
+    return bool(said[0])
+
+
+def _refusal(call: _Call) -> Exception | bool:
+    """What the kernel raises for these dtypes, or whether it takes them in tensors of any size."""
     with _as_the_kernel_runs(call.op):
         for small in _small(call):
             refusals: list[tuple[int, Exception]] = []
@@ -206,7 +219,7 @@ def _refuse_dtypes(call: _Call) -> bool:
                 refusals.append((fill, answer))
             for fill, refusal in refusals:
                 if _is_for_dtypes(small, fill):
-                    raise refusal.with_traceback(None)
+                    return refusal
     return True
 
 
@@ -220,21 +233,15 @@ def _compare(call: _Call, results: object) -> None:
         raise NoFormula(call.op.name(), reason=f"eager gives {given}, not {expected}, for these dtypes")
 
 
-def _doubt(call: _Call, refusal: Exception) -> None:
-    """Raises what eager's kernel raises for a call that its formula has refused, which may be another error.
-
-    Raises:
-        NoFormula: eager takes the call.
-    """
+def _doubted(call: _Call, refusal: Exception) -> list[Exception]:
+    """What eager's kernel raises for a call that its formula has refused, which may be another error; NoFormula where
+    eager takes the call. Nothing where it cannot be asked."""
     with _as_the_kernel_runs(call.op):
         small = next(_small(call), None)
-        if small is None:
-            return
-        answers = [_answer(small, fill) for fill in _FILLS]
-    for answer in answers:
-        if not isinstance(answer, Exception):
-            raise NoFormula(call.op.name(), reason=f"eager takes what it refuses: {refusal}") from refusal
-    raise answers[0].with_traceback(None) from refusal
+        answers = [_answer(small, fill) for fill in _FILLS] if small is not None else []
+    if any(not isinstance(answer, Exception) for answer in answers):
+        return [NoFormula(call.op.name(), reason=f"eager takes what it refuses: {refusal}")]
+    return answers[:1]
 
 
 def _small(call: _Call) -> Iterator[_Call]:
@@ -273,7 +280,8 @@ def _answer(call: _Call, fill: int) -> Any:
     try:
         return call.op.redispatch(_KEYS, *made.args, **made.kwargs)
     except Exception as error:  # of any type: the program's handlers tell them apart
-        return error
+        error.__context__ = None
+        return error.with_traceback(None)  # whose frames would keep those around them, and what the program holds there
 
 
 def _is_for_dtypes(call: _Call, fill: int) -> bool:
