@@ -52,10 +52,10 @@ def test_what_is_right_passes() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "grad", "operator"),
     [
-        ("exp", "sin", False, "exp"),
-        ("cos", "exp", False, "cos"),
-        ("sin", "exp", False, "sin"),
-        ("cos", "exp", True, "sin"),  # whose derivative it is
+        ("fexp", "sinf", False, "exp"),
+        ("cosf", "fexp", False, "cos"),
+        ("sinf", "fexp", False, "sin"),
+        ("cosf", "fexp", True, "sin"),  # whose derivative it is
     ],
 )
 def test_the_first_wrong_operator_is_named(
@@ -66,7 +66,7 @@ def test_the_first_wrong_operator_is_named(
 
     def faulty(self: Any, *args: Any) -> Any:
         source = generate(self, *args)
-        return type(source)(source.text.replace(f"{right}f(", f"{wrong}f("), source.meta, source.origins)
+        return type(source)(source.text.replace(f"{right}(", f"{wrong}("), source.meta, source.origins)
 
     monkeypatch.setattr(CppBackend, "generate", faulty)
     told = rf"first operator that differs is {operator} = [^\n]*\n  {__file__}"

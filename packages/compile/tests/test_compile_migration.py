@@ -454,6 +454,14 @@ def exported() -> None:
     same(torchcompile.export(model, X)(X), model(X))
 
 
+@row("`torch._inductor.aoti_compile_and_package`, `AOTIModelPackageLoader`")
+def saved_for_cpp() -> None:
+    model = Net()
+    with tempfile.TemporaryDirectory() as folder:
+        torchcompile.save_cpp(torchcompile.export(model, X), folder)
+        assert (Path(folder) / "program.bin").is_file()
+
+
 @row("`torch._dynamo.optimize(backend)`", "`torch._dynamo.run`")
 def optimized() -> None:
     program = plain(lambda x: x * 2)

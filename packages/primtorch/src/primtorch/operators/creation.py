@@ -398,6 +398,8 @@ def _arange_step(start: Real, end: Real, step: Real = 1, **options: Unpack[Tenso
     length: Size
     if isinstance(start, _WHOLE) and isinstance(end, _WHOLE) and isinstance(step, _WHOLE):
         length, assumed = _whole_count(start, end, step), torch.int64
+    elif options.get("dtype") is torch.int64:  # the other integers have as many elements as the uncut numbers give
+        length, assumed = _whole_count(int(start), int(end), int(step)), torch.int64
     else:
         length, assumed = -int((float(start) - float(end)) // float(step)), torch.get_default_dtype()
     return made((length,), options.get("dtype") or assumed, options.get("device"))
