@@ -40,7 +40,7 @@ from torchdynamo.capture import (
     ReadsWhole,
     interpret,
 )
-from torchdynamo.emit.codegen import Codegen, flat_size, parameter_name
+from torchdynamo.emit.codegen import Codegen, parameter_name
 from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
@@ -56,6 +56,7 @@ from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.guards.memory_guards import guard_written_memory, guard_written_objects, written_inputs
 from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.interpreter.bytecode_text import bytecode_text
+from torchdynamo.interpreter.decode import flat_size
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import (

@@ -26,10 +26,10 @@ from primtorch.ledger import Event, Kind, Ledger
 from primtorch.wrappers import lies_over_ranks, whole_of
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.after_break.resume import Entry as How
-from torchdynamo.emit.codegen import flat_size
 from torchdynamo.errors import TorchDynamoError
 from torchdynamo.events import CONDITION_NOT_MET, GRAPH_RAISED, RAISE_WAS_HANDLED, RAISED_AT_ENTRY, of_function
 from torchdynamo.graph.conditions import ConditionNotMet
+from torchdynamo.interpreter.decode import flat_size
 
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")

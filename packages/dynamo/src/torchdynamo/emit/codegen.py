@@ -19,21 +19,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import enum
 import fractions
-import functools
-import gc
-import inspect
-import itertools
 import math
-import operator
-import re
-import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,36 +33,25 @@ from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from primtorch.wrappers import whole_of
-from torchdynamo.arrays.values import Array, ArrayMethod, array_of
+from torchdynamo.emit.forms import FORMS
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.jagged import number_rows, ragged_length, rebuilt, stands_for_one
 from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.scalars import concrete
-from torchdynamo.graph.tensor_classes import class_of, hidden_method, size_of, with_class
-from torchdynamo.interpreter import Interpreter, PlainWorld
+from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
+from torchdynamo.interpreter import Interpreter
 from torchdynamo.interpreter.classes import is_python_class, native_base
-from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.iterators import (
-    EnumerateIterator,
-    FilterIterator,
     LocalIterator,
-    MapIterator,
     MappingIterator,
-    ReversedIterator,
-    SequenceIterator,
-    Trampoline,
-    ZipIterator,
 )
-from torchdynamo.interpreter.protocol import InterpreterObject, Marker
-from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External
+from torchdynamo.interpreter.protocol import Marker
+from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
-from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph, WorkOutlivesGraph
+from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, WorkOutlivesGraph
 from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of
-
-if TYPE_CHECKING:
-    import numpy
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -133,7 +113,8 @@ class Codegen:
         self._count += 1
         return f"v{self._count - 1}"
 
-    def _name(self, obj: object, expression: str) -> str:
+    def named(self, obj: object, expression: str) -> str:
+        """A variable that holds `obj`, made by the expression."""
         known = self._names.get(id(obj))
         if known is not None:  # one of its parts led back to it
             return known
@@ -147,6 +128,7 @@ class Codegen:
         self._alive.append(obj)
 
     def pin(self, obj: object) -> str:
+        """An expression for an object that the compiled code holds. Raises ClassOutlivesGraph."""
         if isinstance(obj, type) and obj in self.made_classes:
             raise ClassOutlivesGraph(f"{obj.__qualname__} outlives the graph", self.made_classes[obj])
         return self.externals.pins.source(obj).expression()
@@ -175,6 +157,7 @@ class Codegen:
     # -- values -----------------------------------------------------------------------------
 
     def value(self, obj: Any) -> str:
+        """An expression for an object as capture left it. Raises BreakGraph for what cannot be made anew."""
         name = self._names.get(id(obj))
         if name is not None:
             return name
@@ -198,7 +181,7 @@ class Codegen:
             return self.pin(fractions.Fraction(self._settled(obj.numerator), self._settled(obj.denominator)))
         if (kind in CONSTANT_TYPES and kind is not torch.Size) or numpy_values.is_scalar(obj):
             return self.pin(obj)
-        for base, rule in _BUILDERS:
+        for base, rule in FORMS:
             if isinstance(obj, base):
                 return rule(self, obj)
         if isinstance(obj, IDENTITY_TYPES):
@@ -224,16 +207,16 @@ class Codegen:
         self.recorder.choices.leaves(tensor)
         if id(tensor) in self.array_inputs:
             source = self.array_inputs[id(tensor)]
-            return self._name(tensor, f"{self.pin(source.read)}({self.load(source.base)})")
+            return self.named(tensor, f"{self.pin(source.read)}({self.load(source.base)})")
         node = self.recorder.node_of(tensor)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
         if getattr(tensor, "_is_param", False) and not tensor.requires_grad:
             make, parameter = self.pin(torch.Tensor._make_subclass), self.pin(torch.nn.Parameter)
-            return self._name(tensor, f"{make}({parameter}, {self._node(node)}, False)")
+            return self.named(tensor, f"{make}({parameter}, {self._node(node)}, False)")
         kind = class_of(tensor)
         if kind is not None and whole_of(tensor) is None:
-            return self._name(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
+            return self.named(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
 
     def _jagged(self, nested: Any) -> str:
@@ -242,18 +225,18 @@ class Codegen:
         sizes = [None if size is None else size.shape[0] for size in kept]
         fresh = all(fake.memory is not nested._values.memory for _, _, fake in self.inputs)
         parts = (nested._values, nested._offsets, nested._lengths, nested._ragged_idx, *sizes, fresh)
-        return self._name(nested, f"{self.pin(rebuilt)}({self.items(parts)})")
+        return self.named(nested, f"{self.pin(rebuilt)}({self.items(parts)})")
 
     def _run_time_text(self, text: RunTimeText) -> str:
         if text.source is not None:
             return self.load(text.source)
-        return self._name(text, f"{self.pin(text.function)}({self.items(text.args)})")
+        return self.named(text, f"{self.pin(text.function)}({self.items(text.args)})")
 
     def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:
         expr = expr_of(number) if isinstance(number, torch.SymInt) else float_expr_of(number)
         rows = self.recorder.jagged.rows_of(number) if isinstance(number, torch.SymInt) else None
         if rows is not None:
-            return self._name(number, f"{self.pin(ragged_length)}({self.value(rows)})")
+            return self.named(number, f"{self.pin(ragged_length)}({self.value(rows)})")
         if not self.shape_env.roots(expr.symbols()) <= self.symbol_sources.keys():  # a number that only the graph knows
             node = self.recorder.argument(number)
             return self._node(node) if isinstance(node, fx.Node) else repr(node)
@@ -299,302 +282,8 @@ class Codegen:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")
 
     def items(self, values: Iterable[object]) -> str:
+        """Expressions for the values, with commas between them."""
         return ", ".join(map(self.value, values))
-
-    def _tuple(self, obj: tuple[object, ...]) -> str:
-        items = [self.value(item) for item in tuple.__iter__(obj)]
-        text = "(" + "".join(f"{item}, " for item in items) + ")"
-        kind = type(obj)
-        if kind is tuple:
-            return self._name(obj, text)
-        if hasattr(kind, "n_sequence_fields"):  # torch.return_types and other structure sequences
-            return self._name(obj, f"{self.pin(kind)}({text})")
-        base = torch.Size if issubclass(kind, torch.Size) else tuple
-        return self._name(obj, f"{self.pin(base)}.__new__({self.pin(kind)}, {text})")
-
-    def _list(self, obj: list[object]) -> str:
-        kind = type(obj)
-        name = self._name(obj, "[]" if kind is list else f"list.__new__({self.pin(kind)})")
-        items = [self.value(item) for item in list.__iter__(obj)]
-        if items:
-            self.build.append(f"list.extend({name}, [{', '.join(items)}])")
-        self._attributes(obj, name)
-        return name
-
-    def _dict(self, obj: dict[object, object]) -> str:
-        kind = type(obj)
-        base = next(b for b in (collections.OrderedDict, collections.defaultdict, dict) if isinstance(obj, b))
-        name = self._name(obj, "{}" if kind is dict else f"{self.pin(base)}.__new__({self.pin(kind)})")
-        if isinstance(obj, collections.defaultdict):
-            self.build.append(f"{name}.default_factory = {self.value(obj.default_factory)}")
-        setter = "dict" if base is not collections.OrderedDict else self.pin(base)
-        for key in dict.keys(obj) if base is dict else list(base.keys(obj)):
-            item = self.value(dict.__getitem__(obj, key))
-            self.build.append(f"{setter}.__setitem__({name}, {self.value(key)}, {item})")
-        self._attributes(obj, name)
-        return name
-
-    def _set(self, obj: Any) -> str:
-        kind = type(obj)
-        base = set if isinstance(obj, set) else frozenset
-        items = "".join(f"{self.value(item)}, " for item in base.__iter__(obj))
-        if kind is base:
-            return self._name(obj, f"{base.__name__}(({items}))")
-        if base is frozenset:
-            name = self._name(obj, f"frozenset.__new__({self.pin(kind)}, ({items}))")
-        else:
-            name = self._name(obj, f"set.__new__({self.pin(kind)})")
-            self.build.append(f"set.update({name}, ({items}))")
-        self._attributes(obj, name)
-        return name
-
-    def _deque(self, obj: collections.deque[object]) -> str:
-        base, kind = self.pin(collections.deque), type(obj)
-        items = self.items(collections.deque.__iter__(obj))
-        if kind is collections.deque:
-            return self._name(obj, f"{base}([{items}], {obj.maxlen!r})")
-        name = self._name(obj, f"{base}.__new__({self.pin(kind)})")
-        self.build.append(f"{base}.__init__({name}, [{items}], {obj.maxlen!r})")
-        self._attributes(obj, name)
-        return name
-
-    def _namespace(self, obj: types.SimpleNamespace) -> str:
-        name = self._name(obj, f"{self.pin(types.SimpleNamespace)}.__new__({self.pin(type(obj))})")
-        self._attributes(obj, name)
-        return name
-
-    def _atom(self, obj: object) -> str:
-        """A number or text of a class of the program's."""
-        if isinstance(obj, enum.Enum):
-            return self.pin(obj)
-        base = next(b for b in ATOMS if isinstance(obj, b))
-        plain = base.__new__(base, obj) if base is not str else str.__str__(obj)
-        name = self._name(obj, f"{self.pin(base)}.__new__({self.pin(type(obj))}, {self.value(plain)})")
-        self._attributes(obj, name)
-        return name
-
-    def _slice(self, obj: slice) -> str:
-        return self._name(obj, f"slice({self.items((obj.start, obj.stop, obj.step))})")
-
-    def _bound(self, obj: types.MethodType) -> str:
-        if isinstance(obj.__self__, FakeTensor):  # the fake's own method stands for the tensor's of that name
-            return self._name(obj, f"{self.value(obj.__self__)}.{obj.__func__.__name__}")
-        function, native = obj.__func__, None
-        if isinstance(obj.__self__, InterpretedGenerator):  # behind a break it is Python's own
-            native = _NATIVE_METHODS.get(function)
-        called = self.value(function) if native is None else self.pin(native)
-        return self._name(obj, f"{self.pin(types.MethodType)}({called}, {self.value(obj.__self__)})")
-
-    def _builtin(self, obj: types.BuiltinFunctionType | types.MethodWrapperType) -> str:
-        owner = obj.__self__
-        if owner is None or isinstance(owner, (types.ModuleType, type)) or not hasattr(type(owner), obj.__name__):
-            return self.pin(obj)  # a function of a module, which keeps a private record of it
-        hidden = hidden_method(owner, obj.__name__)
-        if hidden is not None:
-            return self._name(obj, f"{self.pin(hidden)}.__get__({self.value(owner)})")
-        return self._name(obj, f"{self.value(owner)}.{obj.__name__}")
-
-    def _partial(self, obj: functools.partial[object]) -> str:
-        parts = ", ".join([self.value(obj.func), *map(self.value, obj.args)])
-        return self._name(obj, f"{self.pin(type(obj))}({parts}, **{self.value(obj.keywords)})")
-
-    def _function(self, obj: types.FunctionType) -> str:
-        bare = obj.__closure__ is None and obj.__defaults__ is None and obj.__kwdefaults__ is None
-        if bare and obj not in self.made_functions:
-            return self.pin(obj)
-        cells = "".join(f"{self.value(cell)}, " for cell in obj.__closure__ or ())
-        name = self._name(
-            obj,
-            f"{self.pin(types.FunctionType)}({self.pin(obj.__code__)}, {self.pin(obj.__globals__)}, {obj.__name__!r}, "
-            f"{self.value(obj.__defaults__)}, ({cells}))",
-        )
-        if obj.__kwdefaults__:
-            self.build.append(f"{name}.__kwdefaults__ = {self.value(obj.__kwdefaults__)}")
-        if obj.__dict__:
-            self.build.append(f"{name}.__dict__.update({self.value(obj.__dict__)})")
-        self.build.append(f"{name}.__qualname__ = {obj.__qualname__!r}")
-        for attribute in ("__doc__", "__module__", "__annotations__"):  # what a decorator may have set
-            self.build.append(f"{name}.{attribute} = {self.value(getattr(obj, attribute))}")
-        return name
-
-    def _cell(self, obj: types.CellType) -> str:
-        name = self._name(obj, f"{self.pin(types.CellType)}()")
-        try:
-            contents = obj.cell_contents
-        except ValueError:
-            return name
-        self.build.append(f"{name}.cell_contents = {self.value(contents)}")
-        return name
-
-    def _iterator(self, obj: Any) -> str:
-        function, arguments, *state = obj.__reduce__()
-        name = self._name(obj, f"{self.value(function)}({self.items(arguments)})")
-        if state and state[0] is not None:
-            self.build.append(f"{name}.__setstate__({self.value(state[0])})")
-        return name
-
-    def _itertool(self, obj: Any) -> str:
-        """An object of `itertools` as far as it has come: Python says how, up to 3.13."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                reduced = obj.__reduce__()
-        except TypeError as error:
-            raise BreakGraph("rebuild", f"an itertools.{type(obj).__name__}") from error
-        function, arguments, *state = reduced
-        name = self._name(obj, f"{self.value(function)}({self.items(arguments)})")
-        if state and state[0] is not None:
-            self.build.append(f"{name}.__setstate__({self.value(state[0])})")
-        return name
-
-    def _pairwise(self, obj: itertools.pairwise[Any]) -> str:
-        """It holds its iterator until that is at its end, the last item once it has begun, and from 3.12 a pair that
-        it gives out anew."""
-        held = [part for part in gc.get_referents(obj) if part is not itertools.pairwise]
-        iterator, *last = held[: len(held) - (sys.version_info >= (3, 12))] or [()]
-        source = self.value(iterator)
-        if last:
-            source = f"{self.pin(itertools.chain)}([{self.value(last[0])}], {source})"
-        return self._name(obj, f"{self.pin(itertools.pairwise)}({source})")
-
-    def _trampoline(self, obj: Trampoline) -> str:
-        """What C code calls in the place of a function of the program's."""
-        return self._name(obj, self.value(obj.fn))
-
-    def _reduced(self, obj: Any) -> str:
-        """`operator.itemgetter` and its kin: called with what they were called with."""
-        function, arguments = obj.__reduce__()[:2]
-        return self._name(obj, f"{self.value(function)}({self.items(arguments)})")
-
-    def _array(self, obj: numpy.ndarray) -> str:
-        """An array made of numbers. A view is taken of the copy of what it is a view of."""
-        if not numpy_values.is_array(obj):
-            raise BreakGraph("rebuild", f"an array of {obj.dtype}")
-        owner = numpy_values.memory_of(obj)
-        if owner is obj and self.externals.arrays.is_shared(obj):
-            return self._name(obj, self.value(self.arrays.current(obj)))
-        if owner is obj:
-            return self._with_flags(obj, self._name(obj, f"{self.pin(numpy_values.copied)}({self.pin(obj)})"))
-        place = numpy_values.address(obj) - numpy_values.address(owner)
-        parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
-        return self._with_flags(obj, self._name(obj, f"{self.pin(type(obj))}({parts})"))
-
-    def _with_flags(self, array: numpy.ndarray, name: str) -> str:
-        if not array.flags.writeable:
-            self.build.append(f"{name}.flags.writeable = False")
-        return name
-
-    def _array_value(self, obj: Array) -> str:
-        """An array whose elements the graph computes: the one that has its tensor's memory."""
-        tensor = self.value(obj.tensor)
-        flipped, strides, writeable, scalar = obj.world.leaving(obj)
-        if scalar:
-            return self._name(obj, f"{tensor}.numpy()[()]")
-        if not flipped and strides is None and writeable:
-            return self._name(obj, f"{tensor}.numpy()")
-        return self._name(obj, f"{self.pin(array_of)}({tensor}, {flipped}, {strides}, {writeable})")
-
-    def _array_method(self, obj: ArrayMethod) -> str:
-        return self._name(obj, f"{self.value(obj.array)}.{obj.name}")
-
-    def _match(self, obj: re.Match[str] | re.Match[bytes]) -> str:
-        return self.pin(obj)  # of a pattern and a text that are guarded
-
-    def _local_iterator(self, obj: LocalIterator) -> str:
-        """The interpreter's iterator: as it is for a part of the program that goes on, else CPython's."""
-        kind = type(obj)
-        fields = ITERATOR_FIELDS.get(kind)
-        if fields is None:
-            raise BreakGraph("rebuild", f"an iterator of kind {kind.__name__}")
-        if not self.keep_iterators:
-            return self._native_iterator(obj)
-        if isinstance(obj, MappingIterator):
-            return self._name(obj, f"{self.pin(kind)}({self.value(obj.container)}, {obj.view!r}, {obj.consumed})")
-        name = self._name(obj, f"object.__new__({self.pin(kind)})")
-        for field in fields:
-            self.build.append(f"{name}.{field} = {self.value(getattr(obj, field))}")
-        slots = getattr(kind, "__slots__", ())
-        if "native" in slots:
-            self.build.append(f"{name}.native = {self.pin(obj.native)}")
-        if "world" in slots:
-            self.build.append(f"{name}.world = {self.pin(_plain_world())}")
-        return name
-
-    def _native_iterator(self, obj: Any) -> str:
-        match obj:
-            case SequenceIterator(index=index):
-                name = self._name(obj, f"iter({self.value(obj.sequence)})")
-                self.build.append(f"{name}.__setstate__({index if index >= 0 else len(obj.sequence)})")
-            case MappingIterator():
-                view = "" if obj.view is None else f".{obj.view}()"
-                name = self._name(obj, f"iter({self.value(obj.container)}{view})")
-                self.build.append(f"for _ in range({obj.consumed}): next({name})")
-            case MapIterator():
-                name = self._name(obj, f"map({self.value(obj.fn)}, *{self.value(obj.iterators)})")
-            case FilterIterator(keep=True):
-                name = self._name(obj, f"filter({self.value(obj.fn)}, {self.value(obj.iterator)})")
-            case ZipIterator():
-                name = self._name(obj, f"zip(*{self.value(obj.iterators)}, strict={obj.strict})")
-            case EnumerateIterator():
-                name = self._name(obj, f"enumerate({self.value(obj.iterator)}, {self.value(obj.count)})")
-            case ReversedIterator(index=index):
-                name = self._name(obj, f"reversed({self.value(obj.sequence)})")
-                self.build.append(f"{name}.__setstate__({index})")
-            case _:
-                raise BreakGraph("rebuild", f"an iterator of kind {type(obj).__name__}")
-        return name
-
-    def _view(self, obj: object) -> str:
-        """`d.keys()`, `d.values()` or `d.items()`."""
-        table = gc.get_referents(obj)[0]
-        base = self.pin(collections.OrderedDict) if isinstance(table, collections.OrderedDict) else "dict"
-        name = next(name for kind, name in _VIEWS.items() if isinstance(obj, kind))
-        return self._name(obj, f"{base}.{name}({self.value(table)})")
-
-    def _exception(self, obj: BaseException) -> str:
-        """One that was never raised: the traceback that it would have cannot be made."""
-        ordinal = self.raises.get(id(obj), -1)
-        if ordinal >= 0:
-            raise GivesUp(f"{type(obj).__name__} outlives the graph", ordinal)
-        kind, base = type(obj), native_base(type(obj))
-        if kind is base:
-            reduced: Any = obj.__reduce__()
-            name = self._name(obj, f"{self.pin(kind)}({self.items(reduced[1])})")
-            if len(reduced) > 2 and reduced[2] is not None:
-                self.build.append(f"{name}.__setstate__({self.value(reduced[2])})")
-        else:  # what its own __init__ did is in its attributes
-            arguments = self.items(obj.args)
-            name = self._name(obj, f"{self.pin(kind)}.__new__({self.pin(kind)}, {arguments})")
-            self.build.append(f"{self.pin(base)}.__init__({name}{arguments and ', ' + arguments})")
-            self._attributes(obj, name)
-        for link in ("__cause__", "__context__"):
-            linked = getattr(obj, link)
-            if linked is not None:
-                self.build.append(f"{name}.{link} = {self.value(linked)}")
-        if obj.__suppress_context__:
-            self.build.append(f"{name}.__suppress_context__ = True")
-        return name
-
-    def _generator(self, obj: object) -> str:
-        """A generator none of whose body has run is made again by the same call."""
-        if not isinstance(obj, InterpretedGenerator) or obj.gi_frame is None:
-            raise BreakGraph("generator", f"{obj!r} outlives the graph")
-        frame = obj.unstarted
-        if frame is None:
-            raise OutlivesGraph(f"{obj!r} outlives the graph", obj.start)
-        code, function = frame.function.__code__, frame.function
-        if not self.keep_iterators:
-            self.unstarted.append(function)
-        given = [_contents(slot) for slot in frame.fast[: flat_size(code)]]
-        named = code.co_argcount + code.co_kwonlyargcount
-        parts = [self.value(value) for value in given[: code.co_argcount]]
-        rest = given[named:]
-        if code.co_flags & inspect.CO_VARARGS:
-            parts.append(f"*{self.value(rest.pop(0))}")
-        keywords = zip(code.co_varnames[code.co_argcount : named], given[code.co_argcount : named], strict=True)
-        parts += [f"{name}={self.value(value)}" for name, value in keywords]
-        parts += [f"**{self.value(value)}" for value in rest]
-        return self._name(obj, f"{self.value(function)}({', '.join(parts)})")
 
     def _instance(self, obj: object) -> str:
         """An object of a Python class without a built-in base other than object."""
@@ -603,11 +292,12 @@ class Codegen:
             raise WorkOutlivesGraph(self.recorder.works[id(obj)][1])
         if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
-        name = self._name(obj, f"object.__new__({self.pin(kind)})")
-        self._attributes(obj, name)
+        name = self.named(obj, f"object.__new__({self.pin(kind)})")
+        self.attributes(obj, name)
         return name
 
-    def _attributes(self, obj: object, name: str) -> None:
+    def attributes(self, obj: object, name: str) -> None:
+        """Gives the object of that name what `obj` has in its `__dict__` and its slots."""
         for key, item in (getattr(obj, "__dict__", None) or {}).items():
             self.build.append(f"object.__setattr__({name}, {key!r}, {self.value(item)})")
         for klass in type(obj).__mro__:
@@ -757,21 +447,10 @@ class Codegen:
         return "\n".join(lines) + "\n"
 
 
-def flat_size(code: types.CodeType) -> int:
-    """Number of argument slots, those of `*args` and `**kwargs` included."""
-    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return code.co_argcount + code.co_kwonlyargcount + stars
-
-
 def _not_in(keys: set[Any], others: set[Any]) -> list[Any]:
     """Those of the others that are no keys, or are equal to one of another type."""
     own = {key: key for key in keys}
     return [other for other in others if other not in own or type(own[other]) is not type(other)]
-
-
-def _contents(slot: object) -> object:
-    """An argument, also where an inner function shares it."""
-    return slot.cell_contents if isinstance(slot, types.CellType) else slot
 
 
 def _allocated_by_object(kind: type) -> bool:
@@ -783,66 +462,3 @@ def _same_items(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(
         x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True)
     )
-
-
-# Methods of generators that a program has at hand where it breaks, and Python's own.
-_NATIVE_METHODS: dict[object, object] = {
-    getattr(InterpretedGenerator, name): getattr(types.GeneratorType, name)
-    for name in ("send", "throw", "close", "__next__", "__iter__")
-}
-
-
-def _plain_world() -> PlainWorld:
-    """The world of iterators that go on outside of capture."""
-    world = PlainWorld()
-    Interpreter(world)
-    return world
-
-
-_TEE: type = type(itertools.tee(())[0])
-_ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
-    type(iter(collections.deque())), type(reversed(collections.deque())),
-    zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
-)  # fmt: skip
-
-# Those that say what they are made of; copies by `tee` share their items, a group its place with all groups.
-_ITERTOOLS: tuple[type, ...] = (
-    itertools.accumulate, itertools.chain, itertools.combinations, itertools.combinations_with_replacement,
-    itertools.compress, itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.groupby,
-    itertools.islice, itertools.permutations, itertools.product, itertools.repeat, itertools.starmap,
-    itertools.takewhile, itertools.zip_longest,
-    _TEE, type(itertools.tee(())[0].__reduce__()[2][0]), type(next(itertools.groupby((0,)))[1]),
-)  # fmt: skip
-
-_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
-
-# Builders by built-in base, most specific first.
-_BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
-    (tuple, Codegen._tuple),
-    (list, Codegen._list),
-    (dict, Codegen._dict),
-    ((set, frozenset), Codegen._set),
-    (collections.deque, Codegen._deque),
-    (slice, Codegen._slice),
-    (types.SimpleNamespace, Codegen._namespace),
-    (ATOMS, Codegen._atom),
-    (BaseException, Codegen._exception),
-    (types.MethodType, Codegen._bound),
-    ((types.BuiltinFunctionType, types.MethodWrapperType), Codegen._builtin),
-    (functools.partial, Codegen._partial),
-    ((operator.itemgetter, operator.attrgetter, operator.methodcaller), Codegen._reduced),
-    (re.Match, Codegen._match),
-    (numpy_values.ARRAY, Codegen._array),
-    (types.FunctionType, Codegen._function),
-    (types.CellType, Codegen._cell),
-    (_ITERATORS, Codegen._iterator),
-    (_ITERTOOLS, Codegen._itertool),
-    (itertools.pairwise, Codegen._pairwise),
-    (Trampoline, Codegen._trampoline),
-    (tuple(_VIEWS), Codegen._view),
-    (LocalIterator, Codegen._local_iterator),
-    (Array, Codegen._array_value),
-    (ArrayMethod, Codegen._array_method),
-    (InterpreterObject, Codegen._generator),
-)

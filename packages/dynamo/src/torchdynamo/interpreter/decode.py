@@ -146,8 +146,7 @@ def decode(code: types.CodeType, handlers: Mapping[int, Handler], missing: Calla
         elif op in _HAS_NAME:
             operand = _NAME_OPERAND.get(dis.opname[op], _plain_name)(code.co_names, argument)
         program.append(Instruction(handlers.get(op) or missing(op), operand))
-    extra = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    simple = code.co_kwonlyargcount == 0 and extra == 0
+    simple = flat_size(code) == code.co_argcount
     return DecodedCode(
         name=code.co_name,
         filename=code.co_filename,
@@ -211,14 +210,19 @@ def _exception_table(table: bytes, index_of: dict[int, int]) -> list[ExceptionEn
     return entries
 
 
+def flat_size(code: types.CodeType) -> int:
+    """Number of argument slots, those of `*args` and `**kwargs` included."""
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + stars
+
+
 def _binder(code: types.CodeType) -> types.CodeType:
     """Code with the signature of `code` that returns its arguments as a tuple.
 
     CPython itself then binds the arguments, with its own error messages.
     """
     flags = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) | inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    count = flat_size(code)
     body = bytearray((_RESUME, 0))
     for op, argument in (*((_LOAD_FAST, i) for i in range(count)), (_BUILD_TUPLE, count)):
         if argument > 255:
