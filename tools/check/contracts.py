@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arrays",),
         ("outside",),
         ("calls", "guards"),
-        ("emit", "kept"),
+        ("emit",),
         ("after_break",),
         ("capture_world",),
         ("capture",),

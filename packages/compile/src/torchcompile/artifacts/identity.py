@@ -21,7 +21,6 @@ import torchdistributed
 import torchdynamo
 import torchinductor
 from torchcompile.artifacts.schemas import CodeRow, Fact
-from torchdynamo.kept.content import content_of_code
 from torchinductor import facts_of
 from torchinductor.codegen.cpp.build import cpu_flags
 
@@ -89,7 +88,21 @@ def rows_of(programs: Iterable[tuple[str, types.CodeType]]) -> tuple[CodeRow, ..
 
 def digest_of(code: types.CodeType) -> str:
     """A hash of what a function's code does, wherever it stands."""
-    return hashlib.sha256(repr(content_of_code(code)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(_content(code)).encode()).hexdigest()[:32]
+
+
+def _content(constant: object) -> object:
+    """A constant of a function's code by what it is: code by what it does, without its file and its lines."""
+    if isinstance(constant, types.CodeType):
+        code = constant
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        return code.co_name, code.co_code, code.co_exceptiontable, names, counts, tuple(map(_content, code.co_consts))
+    if isinstance(constant, tuple):
+        return tuple(map(_content, constant))
+    if isinstance(constant, frozenset):
+        return "frozenset", sorted(map(repr, map(_content, constant)))
+    return type(constant).__name__, repr(constant)
 
 
 def changed(rows: Sequence[CodeRow]) -> list[tuple[str, str, str]]:

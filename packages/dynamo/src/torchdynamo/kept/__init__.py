@@ -1,1 +1,0 @@
-"""What capture knows of a call, in a form that says the same in another process."""
