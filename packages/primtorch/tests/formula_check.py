@@ -2,6 +2,7 @@
 
 As a script, goes over torch.testing's op database and prints pass rates:
     python formula_check.py [--names add,mul] [--dtypes float32,int64] [--limit 20] [--layout channels_last] [--list]
+    python formula_check.py --device cuda --list                             what the kernels of a GPU give
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -154,6 +156,38 @@ class RuleCheck(FormulaCheck):
         return super().difference(real, predicted, in_place)
 
 
+class ElsewhereCheck(FormulaCheck):
+    """Compares what formula and rule say of the same operands on a device that is not the CPU, where no kernel is run:
+    shapes, dtypes and devices."""
+
+    place = torch.device("cuda:0")
+
+    def formula(self, func: Any) -> Any:
+        record = operator_named(op_key(func))
+        if record.formula is None or record.rule is None:
+            return None
+        formula, rule = formula_of(func), formula_from_rule(func)
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = pytree.tree_map(self.moved, (args, kwargs))
+            return self.facts(formula(*args, **kwargs)), self.facts(rule(*args, **kwargs))
+
+        return both
+
+    def moved(self, x: Any) -> Any:
+        if isinstance(x, TensorSpec):
+            return replace(x, device=self.place)
+        return self.place if isinstance(x, torch.device) else x
+
+    def facts(self, made: Any) -> list[Any]:
+        leaves = pytree.tree_leaves(made)
+        return [(tuple(x.shape), x.dtype, x.device) if isinstance(x, TensorSpec) else x for x in leaves]
+
+    def difference(self, real: Any, predicted: Any, in_place: bool) -> str:
+        by_formula, by_rule = predicted
+        return "" if by_formula == by_rule else f"formula {by_formula}, rule {by_rule}"
+
+
 def strides_of(x: Any) -> tuple[int, ...]:
     """The strides that say something: of dims with more than one element, where there are elements."""
     if any(size == 0 for size in x.shape):
@@ -172,18 +206,18 @@ def laid_out(part: Any, layout: str) -> Any:
     return pytree.tree_map(one, part)
 
 
-def samples(names: list[str], dtypes: list[torch.dtype], limit: int, layout: str) -> Any:
+def samples(names: list[str], dtypes: list[torch.dtype], limit: int, layout: str, device: str = "cpu") -> Any:
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in op_db:
         if names and op.name not in names:
             continue
         for dtype in dtypes:
-            if dtype not in op.supported_dtypes("cpu"):
+            if dtype not in op.supported_dtypes(device):
                 continue
-            grad = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+            grad = dtype in op.supported_backward_dtypes(device) and op.supports_autograd
             try:
-                made = list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:limit]
+                made = list(op.sample_inputs(device, dtype, requires_grad=grad))[:limit]
             except Exception:
                 continue
             for sample in made:
@@ -196,11 +230,12 @@ def run(
     limit: int,
     layout: str = "contiguous",
     kind: type[C] = FormulaCheck,  # type: ignore[assignment]
+    device: str = "cpu",
 ) -> tuple[C, int, int, collections.Counter[str]]:
     check = kind()
     total = good = 0
     bad: collections.Counter[str] = collections.Counter()
-    for op, grad, first, args, kwargs in samples(names, dtypes, limit, layout):
+    for op, grad, first, args, kwargs in samples(names, dtypes, limit, layout, device):
         before = (sum(map(len, check.failed.values())), sum(check.missing.values()))
         try:
             with check:
@@ -226,6 +261,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--layout", default="contiguous", choices=LAYOUTS)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rules", action="store_true", help="what rules give, beside the formulas' operators")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
@@ -235,7 +271,7 @@ def main() -> None:
     names = [n for n in options.names.split(",") if n]
     check, total, good, bad = run(names, [getattr(torch, d) for d in options.dtypes.split(",")],
                                    options.limit, options.layout,
-                                   RuleCheck if options.rules else FormulaCheck)  # fmt: skip
+                                   RuleCheck if options.rules else FormulaCheck, options.device)  # fmt: skip
     print(f"{good}/{total} samples, {time.time() - start:.0f} s; {sum(check.checked.values())} calls checked of "
           f"{len(check.checked)} overloads; data dependent {sum(check.data_dependent.values())}")  # fmt: skip
     print(f"no formula: {dict(check.missing.most_common())}")

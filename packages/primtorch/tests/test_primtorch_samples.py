@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from formula_check import FormulaCheck, RuleCheck, laid_out
+from formula_check import ElsewhereCheck, FormulaCheck, RuleCheck, laid_out
 from opdb_replay import check as check_values
 from opdb_replay import program_of
 from symbolic_check import problem_of
@@ -69,6 +69,26 @@ def test_formulas_and_rules_say_what_eager_lays_out(family: str, kind: type[Form
             with contextlib.suppress(RuntimeError):  # what eager does not take in another layout
                 check.__torch_dispatch__(operator.overload, (), laid_out(args, "reversed"), kwargs)
     assert not check.failed, {name: calls[:1] for name, calls in check.failed.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_formulas_and_rules_agree_about_other_devices(family: str, dtype: torch.dtype) -> None:
+    """Kernels of CPUs and GPUs give other layouts and dtypes of what they keep for a backward."""
+    check = ElsewhereCheck()
+    for operator in BY_FAMILY[family]:
+        for args, kwargs in drawn(operator):
+            narrowed = pytree.tree_map(lambda x: _as(x, dtype), args)
+            with contextlib.suppress(RuntimeError, ValueError):  # the CPU has no kernel for this dtype
+                check.__torch_dispatch__(operator.overload, (), narrowed, kwargs)
+    assert not check.failed, {name: calls[:1] for name, calls in check.failed.items()}
+
+
+def _as(x: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(dtype) if x.dtype is torch.float32 else x.clone()
 
 
 @pytest.mark.filterwarnings("ignore")

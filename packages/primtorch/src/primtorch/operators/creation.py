@@ -457,8 +457,10 @@ def _lower_range(
     return (index.to(torch.float64) * float(step) + float(start)).to(dtype)
 
 
-def _end(value: Value | float, dtype: torch.dtype, work: torch.dtype) -> Value | float:
-    """An end of a range as eager has it: for integers it is cut first."""
+def _end(b: Builder, value: Value | float, dtype: torch.dtype, work: torch.dtype, place: torch.device) -> Value | float:
+    """An end of a range as eager has it, where the range is made: for integers it is cut first."""
+    if isinstance(value, Value) and value.device != place:
+        value = b.emit(prims.device_put, value, place)
     if dtype.is_floating_point or dtype.is_complex:
         return value.to(work) if isinstance(value, Value) else value
     return value.to(torch.int64).to(work) if isinstance(value, Value) else int(value)
@@ -496,7 +498,7 @@ def lower_linspace(
     dtype = options.get("dtype") or (torch.complex64 if complex_ends else torch.get_default_dtype())
     place = resolved_device(options.get("device"))
     work = torch.complex128 if dtype.is_complex else torch.float64
-    start, end = (_end(v, dtype, work) for v in (start, end))
+    start, end = (_end(b, v, dtype, work, place) for v in (start, end))
     index = b.iota(steps, place)
     if isinstance(steps, int) and steps == 1:
         return start.reshape((1,)).to(dtype) if isinstance(start, Value) else b.full((1,), start, dtype, place)
@@ -518,7 +520,7 @@ def _lower_logspace(
     dtype, place = made_by(options)
     work = torch.complex128 if dtype.is_complex else torch.float64
     if not same_size(steps, 1):
-        start, end = (_end(v, dtype, work) for v in (start, end))
+        start, end = (_end(b, v, dtype, work, place) for v in (start, end))
     exponents = lower_linspace(b, start, end, steps, dtype=work, device=place)
     return b.binary(prims.pow, float(base), exponents).to(dtype)
 

@@ -264,7 +264,7 @@ class _BatchNorm:
         if self.training:
             return mean.to(kept), rstd.to(kept)
         empty = b.full((0,), 0, kept, self.x.device)
-        return (empty, empty) if self.x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
+        return empty, empty
 
     def results(self, b: Builder) -> tuple[Value, Value, Value]:
         """Output and saved statistics."""
@@ -294,9 +294,7 @@ def _reserve(b: Builder, x: Value) -> Value:
 def _batch_norm_specs(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = tuple(x.shape)
     out = strided(x, shape, suggested_strides(x, shape))
-    keeps = training or x.device.type != "cpu"
-    dtype = _statistics_dtype(x, weight)
-    return out, contiguous(x, (x.shape[1] if keeps and training else 0,), dtype)
+    return out, contiguous(x, (x.shape[1] if training else 0,), _statistics_dtype(x, weight))
 
 
 @OP.formula("native_batch_norm", "_native_batch_norm_legit")
@@ -667,7 +665,7 @@ def _dims_but(x: Value, dim: int) -> tuple[int, ...]:
 
 @OP.formula("_weight_norm_interface")
 def _weight_norm(v: TensorLike, g: TensorLike, dim: int = 0) -> tuple[TensorSpec, TensorSpec]:
-    return contiguous(v, v.shape), like(g)
+    return contiguous(v, v.shape), like(g, compute_dtype(g.dtype))
 
 
 @OP.rule("_weight_norm_interface")
@@ -675,8 +673,7 @@ def _lower_weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Va
     """g * v / ||v||, the norm over all dims but `dim` (Salimans and Kingma 2016)."""
     wide = v.compute()
     norms = vector_norm(b, wide, 2.0, _dims_but(v, dim), True)
-    kept = norms if v.dtype is torch.bfloat16 or v.dtype is torch.float16 else norms.to(g.dtype)
-    return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), kept
+    return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), norms.to(compute_dtype(g.dtype))
 
 
 @OP.rule("_weight_norm_interface_backward")
