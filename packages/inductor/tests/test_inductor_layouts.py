@@ -1,5 +1,7 @@
 """Where values lie when a call looks at it: operands of attention and convolutions lie as eager's do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +11,12 @@ from prim_graphs import build
 import primtorch
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import constant, symbol
-from torchinductor import InductorOptions, compile_graph
+from torchinductor import CppBackend, InductorOptions, compile_graph, register_codegen
 from torchinductor.indexing import at_least
 from torchinductor.ir import Kernel
 from torchinductor.lowering.context import ExternCall, ViewRef, dense, same_order, without_overlaps
 from torchinductor.lowering.graph import lower_graph
+from torchinductor.source import planned_operations
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -108,6 +111,37 @@ def test_holes_are_closed_in_the_order_that_eager_keeps(found, random):
 
 
 @pytest.mark.filterwarnings("error")
+class BiasesApart(CppBackend):
+    """Computes on the CPU as a device whose convolutions add their biases by a kernel of their own."""
+
+    traits = replace(CppBackend.traits, biases_apart=True)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("last", [False, True], ids=["row-major", "channels last"])
+def test_a_bias_is_added_where_the_result_is_read(rank: int, transposed: bool, last: bool) -> None:
+    kind = getattr(torch.nn.functional, f"conv{'_transpose' if transposed else ''}{rank}d")
+
+    def program(x, weight, bias):
+        return kind(x, weight, bias).sin()
+
+    x, weight = torch.randn(2, 4, *(5, 6, 7)[:rank]), torch.randn(4, 4, *(3, 2, 2)[:rank])
+    if last and rank > 1:
+        x = x.to(memory_format=torch.channels_last if rank == 2 else torch.channels_last_3d)
+    inputs = (x, weight, torch.randn(4))
+    gm = primtorch.lower(primtorch.trace(program, *inputs), opset="prims")
+    register_codegen("cpu", BiasesApart())
+    try:
+        (call,) = [op for op in planned_operations(gm) if isinstance(op, ExternCall)]
+        found, expected = compile_graph(gm, inputs)(*inputs)[0], program(*inputs)
+    finally:
+        register_codegen("cpu", CppBackend())
+    assert len([arg for arg in call.args if isinstance(arg, ViewRef)]) == 2
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+
+
 def test_convolutions_are_given_images_in_the_order_of_their_dims():
     """Tokens become images by a transposition: channels-last, with a hole where the class token was."""
 

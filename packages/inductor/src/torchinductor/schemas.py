@@ -89,6 +89,8 @@ class DeviceTraits:
     products: ProductRates | None = None
     # Whether convolutions of 16-bit images want these channels-last.
     channels_last: bool = False
+    # Whether a convolution's bias is added by a kernel of its own anyhow, which may as well be one of ours.
+    biases_apart: bool = False
     # Whether what is written to one place by several iterations arrives in the loop's order.
     ordered_stores: bool = True
     # Whether additions to few places are made without atomic operations, and when; None: never.

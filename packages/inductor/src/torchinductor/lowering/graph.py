@@ -282,6 +282,10 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         product_ = aligned_product(ctx, prim, args, kwargs, meta)
         if product_ is not None:
             return product_
+    if prim.name == "convolution" and _bias_apart(ctx, args):
+        biased = _biased_convolution(ctx, prim, args, kwargs, meta)
+        _realize_shared(ctx, node, biased)
+        return biased
     if prim.name in gather.SCATTERS and _needs_order(ctx, meta):
         return _opaque(ctx, prim, args, kwargs, meta)
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
@@ -314,6 +318,25 @@ def _copied(ctx: Context, value: object, meta: object) -> TensorValue:
     copied = views.copy_strided(ctx, cast("TensorValue", value), meta.stride())  # type: ignore[attr-defined]
     _hint(copied, meta)
     return copied
+
+
+def _bias_apart(ctx: Context, args: tuple[object, ...]) -> bool:
+    """Whether a convolution's bias, its third argument, is better added by a kernel of ours."""
+    return (
+        isinstance(args[2], TensorValue) and not args[2].dtype.is_complex and ctx.traits_of(args[2].device).biases_apart
+    )
+
+
+def _biased_convolution(
+    ctx: Context, prim: Prim, args: tuple[object, ...], kwargs: dict[str, object], meta: object
+) -> TensorValue:
+    """The convolution by ATen, and its bias, which has an element for each channel, where the result is read."""
+    bias = cast("TensorValue", args[2])
+    images = cast("TensorValue", _opaque(ctx, prim, (*args[:2], None, *args[3:]), kwargs, meta))
+    channels = views.reshape(ctx, bias, (bias.shape[0], *(1 for _ in images.shape[2:])))
+    result = RULES["add"](ctx, images, views.expand(ctx, channels, images.shape))
+    _hint(result, meta)
+    return cast("TensorValue", result)
 
 
 def _needs_order(ctx: Context, meta: object) -> bool:
