@@ -17,6 +17,7 @@ import cmath
 import collections
 import functools
 import math
+import os
 import platform
 import signal
 import sys
@@ -74,7 +75,7 @@ def observe(
 
 def tangents_of(ends: list[torch.Tensor]) -> list[torch.Tensor]:
     torch.manual_seed(1)
-    return [torch.randn(o.shape, dtype=o.dtype) for o in ends]
+    return [torch.randn(o.shape, dtype=o.dtype).to(o.device) for o in ends]
 
 
 def fresh(sample: Any) -> tuple[Any, Any, list[torch.Tensor]]:
@@ -286,12 +287,18 @@ def places_of(only: Sequence[str]) -> list[int]:
 
 
 def swept(
-    run: Callable[..., dict[str, Any]], cases: Sequence[tuple[Any, ...]], jobs: int, until: float = math.inf
+    run: Callable[..., dict[str, Any]],
+    cases: Sequence[tuple[Any, ...]],
+    jobs: int,
+    until: float = math.inf,
+    gpus: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """What `run` gives for each case, a place in the database and perhaps a dtype, as they end, in processes side by
-    side, as far as they come until then."""
+    side, as far as they come until then. With `gpus`, a process sees one of so many."""
 
     def measure(case: Row, send: Callable[[Row], None]) -> None:
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(os.getpid() % gpus)
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         signal.signal(signal.SIGALRM, too_long)

@@ -2,6 +2,7 @@
 
     python tools/compile_opdb.py --samples 3 --state opdb.jsonl --out docs/results/compile_opdb.md      everything
     python tools/compile_opdb.py --samples 1 --only cumsum amax --dtypes float32                        a slice
+    python tools/compile_opdb.py --samples 1 --gpus 2 --jobs 30                                         on two GPUs
 
 Each sample is run as a function (with its gradient), in place, and into `out`, with fixed and with symbolic sizes; the
 graph is captured whole (`fullgraph=True`), so that nothing runs eagerly unseen. What refuses that is run once more with
@@ -19,6 +20,7 @@ import collections
 import faulthandler
 import functools
 import math
+import os
 import platform
 import random
 import signal
@@ -27,6 +29,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+if "--gpus" in sys.argv:  # workers are forks: this process must not have begun to use what they are to use
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 import torch
 from rich.progress import Progress
@@ -137,10 +142,10 @@ def compared(
     return "right"
 
 
-def taken(op: Any, dtype: torch.dtype, gradient: bool, count: int) -> list[Any]:
+def taken(op: Any, device: str, dtype: torch.dtype, gradient: bool, count: int) -> list[Any]:
     """Samples spread over the database's, with one that has an empty and one that has a 0-d tensor where there are."""
     torch.manual_seed(0)
-    found = list(op.sample_inputs("cpu", dtype, requires_grad=gradient))
+    found = list(op.sample_inputs(device, dtype, requires_grad=gradient))
     if not count:
         return found
     chosen = found[:: max(1, len(found) // count)][:count]
@@ -158,22 +163,22 @@ def taken(op: Any, dtype: torch.dtype, gradient: bool, count: int) -> list[Any]:
     return chosen
 
 
-def dtypes_of(place: int, only: Sequence[str]) -> list[str]:
+def dtypes_of(place: int, device: str, only: Sequence[str]) -> list[str]:
     """Names of the dtypes that an entry is run with."""
     op = op_db[place]
-    names = [str(dtype).removeprefix("torch.") for dtype in opdb.DTYPES if dtype in op.supported_dtypes("cpu")]
+    names = [str(dtype).removeprefix("torch.") for dtype in opdb.DTYPES if dtype in op.supported_dtypes(device)]
     return [name for name in names if not only or name in only]
 
 
-def run_operator(place: int, name: str, samples: int, limit: int) -> dict[str, Any]:
+def run_operator(place: int, name: str, device: str, samples: int, limit: int) -> dict[str, Any]:
     """Counts of one dtype, and [reason, dtype] of what was not right."""
     op, dtype = op_db[place], getattr(torch, name)
     found: collections.Counter[str] = collections.Counter()
     failures: list[tuple[str, str]] = []
-    gradient = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+    gradient = dtype in op.supported_backward_dtypes(device) and op.supports_autograd
     for with_gradient in (True, False) if gradient else (False,):
         try:
-            chosen = taken(op, dtype, with_gradient, samples)
+            chosen = taken(op, device, dtype, with_gradient, samples)
         except Exception:  # the database itself cannot make them
             continue
         for variant, program in variants(op, with_gradient):
@@ -214,7 +219,7 @@ def judged(program: Callable[..., Any], sample: Any, dynamic: bool, limit: int) 
         signal.alarm(0)
 
 
-def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
+def report(results: list[dict[str, Any]], samples: int, device: str, command: str) -> str:
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     failures: collections.Counter[tuple[str, str]] = collections.Counter()
     for result in results:
@@ -225,7 +230,7 @@ def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
     lines = [
         "# Operator database through the default back end",
         "",
-        f"`{command}`, torch {torch.__version__}, Python {platform.python_version()}, CPU ({platform.machine()}): "
+        f"`{command}`, torch {torch.__version__}, Python {platform.python_version()}, {device} ({platform.machine()}): "
         f"{len({r['name'] for r in results})} of {len(op_db)} entries, {samples or 'all'} samples of each operator "
         "and dtype, one each with an empty and a 0-d tensor; as a function with its gradient, in place and into `out`, "
         "with fixed and symbolic sizes. Right by float64: beyond the dtype's tolerances, but no further from the "
@@ -257,6 +262,7 @@ def shown(reason: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="worker processes, one thread each")
+    parser.add_argument("--gpus", type=int, default=0, help="run on so many NVIDIA GPUs instead of the CPU")
     parser.add_argument("--samples", type=int, default=3, help="so many an operator and dtype; 0: all")
     parser.add_argument("--only", nargs="*", default=[""], help="operators whose name contains one of these")
     parser.add_argument(
@@ -271,19 +277,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="then what still runs is left for another time")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
-    chosen = [(place, name) for place in opdb.places_of(options.only) for name in dtypes_of(place, options.dtypes)]
+    device = "cuda" if options.gpus else "cpu"
+    chosen = [
+        (place, name) for place in opdb.places_of(options.only) for name in dtypes_of(place, device, options.dtypes)
+    ]
     results = read_rows(options.state)
     done = {(r["name"], r["dtype"]) for r in results}
     left = [case for case in chosen if (opdb.full_name(op_db[case[0]]), case[1]) not in done]
     random.Random(options.seed).shuffle(left)
-    run = functools.partial(run_operator, samples=options.samples, limit=options.limit)
+    run = functools.partial(run_operator, device=device, samples=options.samples, limit=options.limit)
     with Progress(auto_refresh=False) as progress:  # no thread: the workers are forks of this process
         task = progress.add_task("operators", total=len(chosen), completed=len(chosen) - len(left))
-        for result in opdb.swept(run, left, options.jobs, until):
+        for result in opdb.swept(run, left, options.jobs, until, options.gpus):
             results.append(result)
             append_row(options.state, result)
             progress.update(task, advance=1, refresh=True)
-    text = report(results, options.samples, " ".join(["python", "tools/compile_opdb.py", *sys.argv[1:]]))
+    text = report(results, options.samples, device, " ".join(["python", "tools/compile_opdb.py", *sys.argv[1:]]))
     print(text)
     if options.out:
         options.out.write_text(text)
