@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -344,8 +344,11 @@ class Context:
     def operand(self, value: TensorValue, layout: OperandLayout) -> ViewRef:
         """A value as an operand of an ATen call that looks at how its operands lie in memory."""
         if layout == "exact":
-            value = self.realize_as_eager(value)
-        elif layout == "order":
+            view, hint = self.reference(self.realize_as_eager(value)), value.hint
+            if hint is None or not same_strides(value.shape, view.strides, hint):
+                return view
+            return replace(view, strides=hint)  # those of dims of size one, too, for an operator may look at them
+        if layout == "order":
             value = self.realize_in_order(value)
         return self.reference(value)
 

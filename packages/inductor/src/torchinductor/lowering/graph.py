@@ -53,9 +53,13 @@ RULES: Mapping[str, Rule] = {
 OPERANDS: Mapping[str, OperandLayout] = {
     "attention": "exact",  # fused kernels want the rows of a bias aligned, and ATen pads them for it
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "any"),  # their results are row-major whatever they are given
+    **dict.fromkeys(  # they refuse rows that do not begin at multiples of 16 bytes, and ask for columns that are dense
+        ("_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), "exact"
+    ),
 }
-"""What of eager's layout the operands of an ATen call keep, by a prim's name or family. Elsewhere the order of the dims
-decides the result's strides (a convolution of channels-last images is channels-last): "order"."""
+"""What of eager's layout the operands of an ATen call keep, by the name of the prim or operator or the prim's family.
+Elsewhere the order of the dims decides the result's strides (a convolution of channels-last images is channels-last):
+"order"."""
 
 
 Returned: TypeAlias = ViewRef | IntExpr | FloatExpr | float | None
@@ -263,7 +267,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     if node.target is torch.ops.aten.clone.default and _is_plain(args, kwargs, meta):  # what is kept beside a result
         return _copied(ctx, args[0], meta)
     if isinstance(node.target, OpOverload):  # a call of itself: it has no rule, or lowering was told to keep it whole
-        return _extern(ctx, node.target, args, kwargs, meta, "exact" if is_foreign(node.target) else "order")
+        operands = "exact" if is_foreign(node.target) else OPERANDS.get(node.target._opname, "order")
+        return _extern(ctx, node.target, args, kwargs, meta, operands)
     if not isinstance(node.target, Prim):
         raise ctx.fail(f"{node.target} is not a prim")
     prim = node.target

@@ -26,7 +26,7 @@ from primtorch.operators.normalization import like
 from primtorch.operators.refusals import refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
-from primtorch.samples import after, call, reals
+from primtorch.samples import after, call, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("contraction")
@@ -68,6 +68,79 @@ def _bmm(a: TensorLike, b: TensorLike) -> TensorSpec:
     if a.dtype is not b.dtype:
         raise RuntimeError(f"expected scalar type {a.dtype} but found {b.dtype}")
     return contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
+
+
+def grouped_product(
+    a: TensorLike, b: TensorLike, offsets: TensorLike | None, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    """Products of groups, whose rows, columns or inner sizes end at `offsets` in what is a matrix, or are one matrix of
+    a batch. A row of the result begins at a multiple of 16 bytes."""
+    if a.dim() == 3:
+        lead: Sizes = (a.shape[0], a.shape[1]) if b.dim() == 3 else (a.shape[1],)
+    else:
+        lead = (a.shape[0],) if b.dim() == 3 or offsets is None else (offsets.shape[0], a.shape[0])
+    dtype = dtype or a.dtype
+    apart = 16 // dtype.itemsize
+    row = (b.shape[-1] + apart - 1) // apart * apart
+    strides = (row, 1) if len(lead) == 1 else (lead[1] * row, row, 1)
+    return strided(a, (*lead, b.shape[-1]), strides, dtype)
+
+
+def refuse_groups(a: TensorLike, b: TensorLike, offsets: TensorLike | None) -> None:
+    """What every product of groups refuses by sizes."""
+    for name, operand in (("mat_a", a), ("mat_b", b)):
+        refuse(operand.dim() not in (2, 3), f"{name} has to be 2 or 3d")
+    flat = a.dim() == 2 or b.dim() == 2
+    if a.dim() == 3 or b.dim() == 3:
+        refuse(a.shape[-1] != b.shape[-2], "contraction dimension of mat_a and mat_b must match")
+    refuse(
+        (offsets is not None) != flat,
+        "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d",
+    )
+    if offsets is not None:
+        refuse(offsets.dim() != 1, "offs has to be 1D")
+        refuse(offsets.dtype is not torch.int32, "Offsets have to be int32")
+    batches = [t.shape[0] for t in (a, b) if t.dim() == 3]
+    groups = batches[:1] if offsets is None else [offsets.shape[0]]
+    refuse(any(size != groups[0] for size in batches), "matrix batch sizes have to match")
+
+
+@OP.formula("_grouped_mm")
+def _grouped_mm(
+    a: TensorLike,
+    b: TensorLike,
+    offsets: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorSpec:
+    return grouped_product(a, b, offsets)
+
+
+@OP.refuses("_grouped_mm")
+def _refuse_grouped_mm(
+    a: TensorLike,
+    b: TensorLike,
+    offsets: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    refuse_groups(a, b, offsets)
+    refuse(bias is not None, "Bias not supported yet")
+    refuse(out_dtype not in (None, a.dtype), "Grouped gemm output dtype must match `mat_a` dtype")
+    _refuse_rows_apart(a)
+    _refuse_rows_apart(b)
+
+
+def _refuse_rows_apart(x: TensorLike) -> None:
+    """Matrices have one dense dimension, and the other's stride is a multiple of 16 bytes."""
+    (rows, columns), (down, along) = x.shape[-2:], x.stride()[-2:]
+    if down == 1 and along >= max(1, rows):
+        apart = along
+    elif along == 1 and down >= max(1, columns):
+        apart = down
+    else:
+        raise RuntimeError(f"Invalid strides/sizes, got {list(x.stride())} for strides and {list(x.shape)} for sizes")
+    refuse(apart % (16 // x.dtype.itemsize) != 0, "strides should be multiple of 16 bytes")
 
 
 def _conv_strides(x: TensorLike, weight: TensorLike, shape: Sizes, transposed: bool) -> Sizes:
@@ -542,6 +615,16 @@ OP.samples("addmm.dtype", call(reals(4), reals(3, 5), reals(5, 4), torch.float32
 OP.samples("addbmm addbmm_", call(reals(3, 4), reals(2, 3, 5), reals(2, 5, 4), alpha=2))
 OP.samples("baddbmm", call(reals(2, 1, 4), reals(2, 3, 5), reals(2, 5, 4), beta=0))
 OP.samples("baddbmm.dtype", call(reals(2, 3, 4), reals(2, 3, 5), reals(2, 5, 4), torch.float32))
+_ENDS = listed(2, 2, 7, dtype=torch.int32)
+_ROWS = reals(7, 8, dtype=torch.float32)
+OP.samples(
+    "_grouped_mm",
+    call(_ROWS, reals(3, 8, 16, dtype=torch.float32), _ENDS),
+    call(_ROWS, after(torch.adjoint, reals(3, 5, 8, dtype=torch.float32)), _ENDS),
+    call(after(torch.t, _ROWS), reals(7, 16, dtype=torch.float32), _ENDS),
+    call(reals(3, 4, 8, dtype=torch.float32), after(torch.t, _ROWS), _ENDS),
+    call(reals(3, 4, 8, dtype=torch.bfloat16), reals(3, 8, 16, dtype=torch.bfloat16)),
+)
 OP.samples("addmv", call(reals(3), reals(3, 5), reals(5)))
 OP.samples("addr", call(reals(3, 4), reals(3), reals(4)))
 OP.samples("mv", call(reals(3, 5), reals(5)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from primtorch.arguments import TensorLike
 from primtorch.errors import NoFormula
 from primtorch.families import Family
 from primtorch.operators.build import contiguous, elementwise
-from primtorch.operators.contraction import matrix_product
+from primtorch.operators.contraction import grouped_product, matrix_product, refuse_groups
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
@@ -32,9 +34,67 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> TensorSpec:
+    return _scaled(a, b, out_dtype)
+
+
+def _scaled(a: TensorLike, b: TensorLike, out_dtype: torch.dtype | None) -> TensorSpec:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(a.shape)} and {list(b.shape)})")
     return contiguous(a, (a.shape[0], b.shape[1]), out_dtype)
+
+
+@OP.formula("_scaled_mm_v2")
+def _scaled_by_recipes(
+    a: TensorLike,
+    b: TensorLike,
+    scales_a: Sequence[TensorLike],
+    recipes_a: Sequence[int],
+    swizzles_a: Sequence[int],
+    scales_b: Sequence[TensorLike],
+    recipes_b: Sequence[int],
+    swizzles_b: Sequence[int],
+    bias: TensorLike | None,
+    out_dtype: torch.dtype | None,
+    inner: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    return _scaled(a, b, out_dtype)
+
+
+@OP.formula("_scaled_grouped_mm")
+def _scaled_groups(
+    a: TensorLike,
+    b: TensorLike,
+    scale_a: TensorLike,
+    scale_b: TensorLike,
+    offsets: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    scale_result: TensorLike | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    refuse_groups(a, b, offsets)
+    return grouped_product(a, b, offsets, out_dtype or torch.bfloat16)
+
+
+@OP.formula("_scaled_grouped_mm_v2")
+def _scaled_groups_by_recipes(
+    a: TensorLike,
+    b: TensorLike,
+    scales_a: Sequence[TensorLike],
+    recipes_a: Sequence[int],
+    swizzles_a: Sequence[int],
+    scales_b: Sequence[TensorLike],
+    recipes_b: Sequence[int],
+    swizzles_b: Sequence[int],
+    offsets: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    out_dtype: torch.dtype | None = None,
+    inner: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    refuse_groups(a, b, offsets)
+    return grouped_product(a, b, offsets, out_dtype or torch.bfloat16)
 
 
 @OP.formula("_weight_int8pack_mm")
@@ -142,6 +202,19 @@ OP.samples(
         reals(1),
         reals(1),
     ),
+)
+_BYTES = reals(16, 32, dtype=torch.float8_e4m3fn)
+_BYTE_GROUPS = after(torch.adjoint, reals(3, 16, 32, dtype=torch.float8_e4m3fn))
+_BYTE_ENDS = listed(2, 5, 16, dtype=torch.int32)
+OP.samples(
+    "_scaled_mm_v2",
+    call(_BYTES, after(torch.t, _BYTES), [reals(1)], [0], [], [reals(1)], [0], [], None, torch.bfloat16),
+    call(_BYTES, after(torch.t, _BYTES), [reals(16, 1)], [1], [0], [reals(1, 16)], [1], [0], None, torch.float32),
+)
+OP.samples("_scaled_grouped_mm", call(_BYTES, _BYTE_GROUPS, reals(16), reals(3, 16), _BYTE_ENDS))
+OP.samples(
+    "_scaled_grouped_mm_v2",
+    call(_BYTES, _BYTE_GROUPS, [reals(16)], [1], [], [reals(3, 16)], [1], [], _BYTE_ENDS),
 )
 OP.samples("fake_quantize_per_tensor_affine_cachemask", call(reals(3, 4), 0.1, 3, 0, 15))
 OP.samples(
