@@ -70,7 +70,7 @@ class ExternCall:
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
     outputs: tuple[str | None, ...]
-    reads: frozenset[str]
+    reads: tuple[str, ...]  # buffers, each once, in the order of the arguments
     frames: tuple[UserFrame, ...] = ()  # the user's lines behind it
     origins: tuple[str, ...] = ()
 
@@ -369,12 +369,12 @@ class Context:
 
         `results` are the metas of its results, one entry each, None for unused.
         """
-        reads: set[str] = set()
+        reads: dict[str, None] = {}
 
         def lift(arg: object) -> object:
             if isinstance(arg, TensorValue):
                 ref = self.operand(arg, layout)
-                reads.add(ref.buffer)
+                reads[ref.buffer] = None
                 return ref
             if isinstance(arg, (tuple, list)):
                 return type(arg)(lift(a) for a in arg)
@@ -391,7 +391,7 @@ class Context:
             outputs.append(self.strided(buffer))
         names = tuple(o.data.buffer if o is not None else None for o in outputs)  # type: ignore[union-attr]
         told = self.frames(), self.origin()
-        call = ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads), *told)
+        call = ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, tuple(reads), *told)
         self.operations.append(call)
         return outputs
 

@@ -35,10 +35,8 @@ class Group:
 def reads_of(operation: Operation) -> frozenset[str]:
     """Buffers that an operation reads."""
     match operation:
-        case Kernel() | Template() | Bundle():
+        case Kernel() | Template() | Bundle() | ExternCall():
             return frozenset(operation.reads)
-        case ExternCall():
-            return operation.reads
         case SeedCall():
             return frozenset()
         case ScalarRead():
