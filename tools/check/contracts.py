@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "extensions",
             "once",
             "ambient",
+            "dispatch_mode",
             "effects",
             "placement",
             "out_arguments",

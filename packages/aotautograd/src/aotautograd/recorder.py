@@ -20,6 +20,7 @@ from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.passes import is_random
 from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.recipe import ATOMS
@@ -88,8 +89,8 @@ def _tensors(value: object, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
         yield path, value
 
 
-class Recorder:
-    """A dispatch mode (a plain class: see `__enter__`) that records operators on tensors that have a node.
+class Recorder(DispatchMode):
+    """Records operators on tensors that have a node.
 
     `written` holds the inner tensors that an operator changed without saying so in its schema.
     """
@@ -119,25 +120,6 @@ class Recorder:
         self.of_user_node: set[fx.Node] = set()  # what its operators have made so far
         self.placeholder_names: set[str] = set()
         self.draws = Draws()
-
-    # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
-    # dispatch imports a whole other compiler.
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """No: operators of the program arrive here before those of the tracing machinery."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """No: whatever arrives is recorded."""
-        return False
-
-    def __enter__(self) -> Recorder:
-        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        torch._C._pop_torch_dispatch_stack(None)  # type: ignore[arg-type]
 
     def track(self, t: torch.Tensor, node: fx.Node) -> None:
         """Says which node gives a tensor, and keeps the tensor alive, since its id stands for it."""

@@ -26,6 +26,7 @@ from aotautograd.lowering import drawing_operators
 from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
 from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Opset, Values
 from primtorch import graph_text
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
 from primtorch.lower import lower
@@ -340,7 +341,7 @@ def _lowered(module: fx.GraphModule, lowering: Lowering) -> fx.GraphModule:
     return lowered
 
 
-class _Apart:
+class _Apart(DispatchMode):
     """Runs a graph over wrappers. What arrives of it at plain tensors is the new graph."""
 
     def __init__(self, module: fx.GraphModule, templates: Sequence[Template | None]) -> None:
@@ -445,15 +446,6 @@ class _Apart:
         return self._track(value, new)
 
     # -- operators on plain tensors ---------------------------------------------------------
-
-    is_infra_mode = classmethod(lambda cls: False)
-
-    def __enter__(self) -> _Apart:
-        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
 
     def __torch_dispatch__(
         self,

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.effects import written_tensors
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
@@ -18,10 +19,8 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
 
 
-class RecordingMode:
+class RecordingMode(DispatchMode):
     """Records each dispatched call as a node while it runs.
-
-    A plain class, not a `TorchDispatchMode`: that one loads torch's own compiler at its first dispatch.
 
     Args:
         run: computes a call's result from (overload, args, kwargs); by default the call itself.
@@ -43,10 +42,6 @@ class RecordingMode:
         self.symbols: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []  # ids stay unique only while their tensors live
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return False
 
     def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Make `node` the one that gives `tensor`."""
@@ -114,13 +109,6 @@ class RecordingMode:
                 item = self.graph.call_function(operator.getitem, (node, i))
                 item.meta["stack"] = node.meta["stack"]
                 self.track(part, item)
-
-    def __enter__(self) -> RecordingMode:
-        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
 
     def finish(self, outputs: object) -> fx.GraphModule:
         """The recorded graph with these outputs (nested tuples and lists of tensors and numbers)."""

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._ops import OpOverload
 from torch.nested._internal import nested_tensor as jagged
 
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.relation import Truth
@@ -370,10 +371,8 @@ class Jagged:
 _WRITING = frozenset({"__setitem__", "requires_grad_", "retain_grad", "register_hook", "apply_", "map_"})
 
 
-class _Below:
+class _Below(DispatchMode):
     """What torch's code for nested tensors does with their values: recorded, with autograd as it was at the call."""
-
-    is_infra_mode = classmethod(lambda cls: False)
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self.recorder = recorder
@@ -381,8 +380,8 @@ class _Below:
         self.grad = torch.is_grad_enabled()
         self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
-    def __enter__(self) -> _Below:
-        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
+    def __enter__(self) -> Self:
+        super().__enter__()
         included, excluded = self.keys
         # Without ADInplaceOrView, which would make a view of what has a history already.
         self.guard = torch._C._ForceDispatchKeyGuard(included, excluded.add(torch._C.DispatchKey.ADInplaceOrView))
@@ -390,10 +389,10 @@ class _Below:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.guard.__exit__(kind, value, traceback)
-        torch._C._pop_torch_dispatch_stack(None)
+        self.guard.__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
 
     def __torch_dispatch__(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import types
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -21,11 +22,13 @@ class CapturedMode(FakeMode):
         super().__init__(shape_env)
         self._entered = 0
 
-    def __enter__(self) -> FakeMode:
+    def __enter__(self) -> Self:
         self._entered += 1
         return super().__enter__()
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: types.TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._entered -= 1
         super().__exit__(kind, error, traceback)
 

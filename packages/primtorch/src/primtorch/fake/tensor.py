@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.immutable_collections import immutable_list
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
 from primtorch.fake.asking import AskedRules
 from primtorch.fake.composites import symbolic_keys
@@ -211,7 +212,7 @@ def wants_sizes(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANTS_SIZES)
 
 
-class FakeMode:
+class FakeMode(DispatchMode):
     """Makes fake tensors; as a context manager, makes every operator fake, factory functions included.
 
     Args:
@@ -219,7 +220,6 @@ class FakeMode:
             DataDependentShape.
     """
 
-    is_infra_mode: ClassVar[classmethod[Any, Any, bool]] = classmethod(lambda cls: False)
     rules: ClassVar[RuleTable | AskedRules] = RULES
     """`ASKED` for who propagates a program that eager has not run. A graph that was captured, or its derivative, is not
     asked about again."""
@@ -231,14 +231,10 @@ class FakeMode:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
-    # A TorchDispatchMode subclass would import torch's own compiler on first use; the dispatcher needs no more than
-    # `__torch_dispatch__` and `is_infra_mode`.
-    def __enter__(self) -> FakeMode:
-        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
         if error is not None and (wants_sizes(error) or _WANTS_DATA in str(error)):
             error.add_note(
                 "A C++ program of operators was called that reads sizes or elements as numbers: a size is a symbol "
