@@ -50,7 +50,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "ledger", "promotion", "families", "wrappers"),
         ("higher_order", "records"),
         ("symbolic",),
-        ("layout",),
+        ("layout", "calls"),
         ("attention",),
         ("prims",),
         ("builder",),

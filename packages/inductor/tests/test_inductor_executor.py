@@ -15,16 +15,13 @@ import weakref
 import pytest
 import torch
 
+from primtorch.calls import Leaf, Measure, Number, Result
 from primtorch.ledger import Event, Ledger
 from primtorch.symbolic.expr import IntExpr, constant, symbol
 from torchinductor import (
     _C,
     CallInput,
-    CallMeasure,
-    CallNumber,
     CallSignature,
-    FromInput,
-    FromOutput,
     InductorOptions,
     NotForCpp,
     native,
@@ -76,12 +73,10 @@ def from_folder(program: Program, inputs: list) -> list:
             CallInput(item.name, kind, *() if n else (item.dtype, *2 * ((-1,) * len(item.shape),)))
             for item, kind, n in zip(program.inputs, kinds, numbers, strict=True)
         ),
-        measures=tuple(CallMeasure(place, "value") for place, n in enumerate(numbers) if n),
-        relations=(),
-        feeds=tuple(
-            CallNumber((("sym", sum(numbers[:place])),)) if n else FromInput(place) for place, n in enumerate(numbers)
-        ),
-        results=tuple(map(FromOutput, range(len(program.instructions[-1].values)))),
+        measures=tuple(Measure(Leaf(place), "value") for place, n in enumerate(numbers) if n),
+        relations={},
+        feeds=tuple(Number((("sym", sum(numbers[:place])),)) if n else Leaf(place) for place, n in enumerate(numbers)),
+        results=tuple(map(Result, range(len(program.instructions[-1].values)))),
     )
     with tempfile.TemporaryDirectory() as folder:
         write_program(folder, program, (), signature, InductorOptions())

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import fx
 
+from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.fake import FakeTensor
 from primtorch.lower import lower
 from primtorch.symbolic import expr_of, float_expr_of
@@ -29,14 +30,9 @@ from torchdynamo.exported.program import (
     Checks,
     Constant,
     Exported,
-    Leaf,
-    Measure,
-    Number,
     Reference,
     Relation,
-    Result,
     Signature,
-    State,
     in_order,
 )
 from torchdynamo.exported.structure import Structure, flatten

@@ -28,7 +28,7 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -36,8 +36,10 @@ from typing import Any, cast
 import torch
 
 from primtorch.building import library_of
+from primtorch.calls import MEASURES, Leaf, Measure, Number, Result
 from primtorch.prims import PRIMS
-from primtorch.symbolic.expr import Program as Postfix
+from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
+from primtorch.symbolic.expr import Program as Steps
 from primtorch.symbolic.float_expr import float_bits
 from torchinductor import _C
 from torchinductor._C import Builder
@@ -64,7 +66,6 @@ def library_path() -> str:
 
 
 KINDS = ("tensor", "int", "float")
-MEASURES = ("size", "stride", "offset", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,49 +80,12 @@ class CallInput:
 
 
 @dataclass(frozen=True, slots=True)
-class CallMeasure:
-    """A number that a call tells: of the input `input`, by its kind (one of MEASURES)."""
-
-    input: int
-    kind: str
-    dim: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CallNumber:
-    """A number computed from measures: a postfix program whose ("sym", i) is the i-th one."""
-
-    steps: Postfix
-    is_float: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallRelation:
-    """What has to hold between measures."""
-
-    holds: CallNumber
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class FromInput:
-    """The input of a call at a place."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromOutput:
-    """The output of the program at a place."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class CallSignature:
     """A call of a program from C++.
 
     Attributes:
+        measures: the numbers that a call tells, which programs over them call ("sym", place).
+        relations: what has to hold of them, and what that says.
         feeds: of each input of the program: an input of the call, a number, or a tensor that is kept with the program.
         same, different, apart: pairs of inputs that are one tensor, that are not, and that share no memory.
         written: tensors that get new values, and the output that each is given.
@@ -130,14 +94,14 @@ class CallSignature:
     """
 
     inputs: tuple[CallInput, ...]
-    measures: tuple[CallMeasure, ...]
-    relations: tuple[CallRelation, ...]
-    feeds: tuple[FromInput | CallNumber | torch.Tensor, ...]
-    results: tuple[FromInput | FromOutput | CallNumber | object, ...]
+    measures: tuple[Measure, ...]
+    relations: Mapping[Steps, str]
+    feeds: tuple[Leaf | Number | torch.Tensor, ...]
+    results: tuple[Leaf | Result | Number | object, ...]
     same: tuple[tuple[int, int], ...] = ()
     different: tuple[tuple[int, int], ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
-    written: tuple[tuple[FromInput | torch.Tensor, int], ...] = ()
+    written: tuple[tuple[Leaf | torch.Tensor, int], ...] = ()
     met: tuple[int, ...] = ()
     conditions: str = ""
 
@@ -472,30 +436,41 @@ def processor_features() -> list[str]:
 
 def _call(signature: CallSignature, tensors: _Tensors) -> bytes:
     values = ProgramWriter({}, tensors)
+    floats = {place for place, m in enumerate(signature.measures) if signature.inputs[_place(m)].kind == "float"}
     pairs = lambda found: _list(_integer(a) + _integer(b) for a, b in found)
     return b"".join(
         (
             _list(map(_input, signature.inputs)),
-            _list(_integer(MEASURES.index(m.kind)) + _integer(m.input) + _integer(m.dim) for m in signature.measures),
-            _list(_steps(r.holds.steps) + _text(r.text) for r in signature.relations),
+            _list(map(_measure, signature.measures)),
+            _list(_steps(holds) + _text(said) for holds, said in signature.relations.items()),
             pairs(signature.same),
             pairs(signature.different),
             pairs(signature.apart),
             _list(
-                _integer(1) + _integer(feed.index) if isinstance(feed, FromInput) else _integer(0) + _steps(feed.steps)
+                _integer(1) + _integer(feed.index) if isinstance(feed, Leaf) else _integer(0) + _steps(feed.program)
                 for feed in signature.feeds
                 if not isinstance(feed, torch.Tensor)
             ),
             _list(_written(to, tensors) + _integer(output) for to, output in signature.written),
             _integers(signature.met),
             _text(signature.conditions),
-            _list(_result(result, values) for result in signature.results),
+            _list(_result(result, values, floats) for result in signature.results),
         )
     )
 
 
-def _written(to: FromInput | torch.Tensor, tensors: _Tensors) -> bytes:
-    if isinstance(to, FromInput):
+def _place(measure: Measure) -> int:
+    """The input that tells a number. What a kept tensor tells is a constant of programs."""
+    assert isinstance(measure.of, Leaf)
+    return measure.of.index
+
+
+def _measure(measure: Measure) -> bytes:
+    return _integer(list(MEASURES).index(measure.kind)) + _integer(_place(measure)) + _integer(measure.dim)
+
+
+def _written(to: Leaf | torch.Tensor, tensors: _Tensors) -> bytes:
+    if isinstance(to, Leaf):
         return _integer(1) + _integer(to.index)
     return _integer(0) + _integer(tensors.add(to))
 
@@ -509,14 +484,37 @@ def _input(item: CallInput) -> bytes:
     return found + _integer(1) + _dtype(item.dtype) + _integers(item.sizes) + _integers(item.strides)
 
 
-def _result(result: object, values: ProgramWriter) -> bytes:
+def _result(result: object, values: ProgramWriter, floats: Collection[int]) -> bytes:
     match result:
-        case FromOutput(index=index):
+        case Result(index=index):
             return _integer(0) + _integer(index)
-        case FromInput(index=index):
+        case Leaf(index=index):
             return _integer(1) + _integer(index)
-        case CallNumber(steps=steps, is_float=is_float):
-            return _integer(3 if is_float else 2) + _steps(steps)
+        case Number(program=steps):
+            return _integer(3 if _gives_float(steps, floats) else 2) + _steps(steps)
     if not isinstance(result, (bool, int, float, complex, str, torch.Tensor, type(None))):
         raise NotForCpp(f"a {type(result).__name__} among the results has no form in a file: {result!r}")
     return _integer(4) + values.plain(result)
+
+
+_TO_FLOATS = frozenset(op.name for op in SCALAR_OPS.values() if op.gives == "float")  # of size programs
+_UNARY = frozenset({"neg", "not", "defined", *UNARY_OPS})
+
+
+def _gives_float(steps: Steps, floats: Collection[int]) -> bool:
+    """Whether a size program gives a float, where the measures at `floats` are floats."""
+    stack: list[bool] = []
+    kept: dict[object, bool] = {}
+    for op, argument in steps:
+        if op == "keep":
+            kept[argument] = stack[-1]
+        elif op == "kept":
+            stack.append(kept[argument])
+        elif op in ("const", "fconst"):
+            stack.append(op == "fconst" or isinstance(argument, float))
+        elif op == "sym":
+            stack.append(argument in floats)
+        else:
+            del stack[len(stack) - (1 if op in _UNARY else 2) :]
+            stack.append(op in _TO_FLOATS)
+    return stack[-1]

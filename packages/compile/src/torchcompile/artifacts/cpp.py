@@ -6,7 +6,8 @@ import contextlib
 import operator
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import torchinductor
 from primtorch.builder import as_spec
+from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.errors import PrimTorchError
 from primtorch.fake import FakeMode
 from primtorch.higher_order import HigherOrder
@@ -21,7 +23,7 @@ from primtorch.ledger import Ledger
 from primtorch.lower import SIZE_FUNCTIONS, lower
 from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import SCALAR_OPS, UNARY_OPS, ShapeEnv
+from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.expr import Program as Steps
 from primtorch.trace import trace
 from torchcompile.backends import inductor_options
@@ -29,17 +31,8 @@ from torchcompile.errors import ArtifactError, InvalidArgument
 from torchcompile.options import resolve
 from torchcompile.signature import shape_env
 from torchdynamo import Exported
-from torchdynamo.exported.program import Constant, Leaf, Measure, Number, Reference, Result, State, Surroundings
-from torchinductor import (
-    CallInput,
-    CallMeasure,
-    CallNumber,
-    CallRelation,
-    CallSignature,
-    FromInput,
-    FromOutput,
-    InductorError,
-)
+from torchdynamo.exported.program import Constant, Reference, Surroundings
+from torchinductor import CallInput, CallSignature, InductorError
 
 
 def save_cpp(
@@ -200,29 +193,6 @@ def _names(exported: Exported) -> list[str]:
     return found
 
 
-_TO_FLOATS = frozenset(op.name for op in SCALAR_OPS.values() if op.gives == "float")  # of size programs
-_UNARY = frozenset({"neg", "not", "defined", *UNARY_OPS})
-
-
-def _gives_float(steps: Steps, floats: Collection[str]) -> bool:
-    """Whether a size program gives a float, where the symbols `floats` are."""
-    stack: list[bool] = []
-    kept: dict[object, bool] = {}
-    for op, argument in steps:
-        if op == "keep":
-            kept[argument] = stack[-1]
-        elif op == "kept":
-            stack.append(kept[argument])
-        elif op in ("const", "fconst"):
-            stack.append(op == "fconst" or isinstance(argument, float))
-        elif op == "sym":
-            stack.append(argument in floats)
-        else:
-            del stack[len(stack) - (1 if op in _UNARY else 2) :]
-            stack.append(op in _TO_FLOATS)
-    return stack[-1]
-
-
 class _Signature:
     """What an exported graph's call looks like from C++."""
 
@@ -231,7 +201,7 @@ class _Signature:
         self.names = _names(exported)
         leaves = [leaf for leaf in range(len(exported.checks.names)) if leaf not in exported.checks.constants]
         self.places = {leaf: place for place, leaf in enumerate(leaves)}  # among the inputs, of each leaf
-        self.measures: dict[CallMeasure, int] = {}
+        self.measures: dict[Measure, int] = {}
         self.kinds = {
             measure.of.index: "float" if name.startswith("f") else "int"
             for table in (exported.symbols, *(relation.symbols for relation in exported.checks.relations))
@@ -245,10 +215,9 @@ class _Signature:
             *((relation.program, relation.symbols, relation.text) for relation in checks.relations),
             *((steps, exported.symbols, self.of_symbols(text)) for steps, text in asked),
         ]
-        told: dict[CallNumber, CallRelation] = {}
+        told: dict[Steps, str] = {}
         for steps, symbols, text in relations:
-            number = self.number(steps, symbols)
-            told.setdefault(number, CallRelation(number, self.named(text)))
+            told.setdefault(self.number(steps, symbols).program, self.named(text))
         feeds = tuple(map(self.feed, exported.feeds))
         first = outputs - len(written)
         results = tuple(map(self.result, exported.signature.results))
@@ -256,13 +225,13 @@ class _Signature:
         news = [(feeds[place], first + turn) for turn, place in enumerate(written)]
         return CallSignature(
             inputs=tuple(map(self.input, self.places)),
-            relations=tuple(told.values()),
+            relations=told,
             feeds=feeds,
             results=results,
             same=self.pairs(checks.same),
             different=self.pairs(checks.different),
             apart=self.apart(),
-            written=tuple((to, output) for to, output in news if isinstance(to, (FromInput, torch.Tensor))),
+            written=tuple((to, output) for to, output in news if isinstance(to, (Leaf, torch.Tensor))),
             met=tuple(met.index for met in exported.met),
             conditions=", ".join(lines),
             measures=tuple(self.measures),  # the last: the others ask for them
@@ -289,7 +258,7 @@ class _Signature:
                 text = re.sub(rf"\b{name}\b", f"{of}.shape[{measure.dim}]", text)
         return text
 
-    def number(self, steps: Steps, symbols: Mapping[str, Measure]) -> CallNumber:
+    def number(self, steps: Steps, symbols: Mapping[str, Measure]) -> Number:
         """A number with measures in the place of symbols; of a tensor that is kept with the program, what it is."""
         found: list[tuple[str, int | str | float]] = []
         for op, argument in steps:
@@ -303,17 +272,14 @@ class _Signature:
             elif isinstance(measure.of, State):
                 found.append(("const", int(measure.read(self.exported.state[measure.of.name]))))
             else:
-                told = CallMeasure(self.places[measure.of.index], measure.kind, measure.dim)
+                told = replace(measure, of=Leaf(self.places[measure.of.index]))
                 found.append(("sym", self.measures.setdefault(told, len(self.measures))))
-        floats = {
-            name for name, m in symbols.items() if isinstance(m.of, Leaf) and self.kinds.get(m.of.index) == "float"
-        }
-        return CallNumber(tuple(found), _gives_float(steps, floats))
+        return Number(tuple(found))
 
-    def feed(self, feed: Reference) -> FromInput | CallNumber | torch.Tensor:
+    def feed(self, feed: Reference) -> Leaf | Number | torch.Tensor:
         match feed:
             case Leaf(index=index):
-                return FromInput(self.places[index])
+                return Leaf(self.places[index])
             case State(name=name):
                 return self.exported.state[name].detach()
             case Number(program=program):
@@ -322,8 +288,8 @@ class _Signature:
 
     def result(self, result: Reference) -> object:
         match result:
-            case Result(index=index):
-                return FromOutput(index)
+            case Result():
+                return result
             case Constant(value=value):
                 return value
         return self.feed(result)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import fx
 
+from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
@@ -27,14 +28,9 @@ from torchdynamo.exported.program import (
     Checks,
     Constant,
     Exported,
-    Leaf,
-    Measure,
-    Number,
     Reference,
     Relation,
-    Result,
     Signature,
-    State,
     Surroundings,
 )
 from torchdynamo.exported.structure import Structure

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.exported.structure import Structure, flatten
@@ -21,58 +22,11 @@ from torchdynamo.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A leaf of the call's arguments."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A tensor that the function reads from elsewhere: a parameter, a buffer, a global."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What the graph returns."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Constant:
     """The same at each call."""
 
     value: object
 
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number computed from those that the call tells: a postfix program of `primtorch.symbolic`."""
-
-    program: Program
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A number that a call tells: a size or a stride of a tensor, or a number among the arguments."""
-
-    of: Leaf | State
-    kind: str  # "size", "stride", "offset", "value"
-    dim: int = 0
-
-    def read(self, values: object) -> int | float:
-        return _MEASURES[self.kind](values, self.dim)
-
-
-_MEASURES: Mapping[str, Callable[[Any, int], int | float]] = {
-    "size": lambda tensor, dim: tensor.shape[dim],
-    "stride": lambda tensor, dim: tensor.stride(dim),
-    "offset": lambda tensor, dim: tensor.storage_offset(),
-    "value": lambda number, dim: number,
-}
 
 Reference = Leaf | State | Result | Constant | Number
 
