@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("building",),
-        ("first_use",),
+        ("first_use", "withheld"),
         (
             "schemas",
             "spec",

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from primtorch import ambient
 from primtorch.functionalize import functional_region, outside_functionalization
+from primtorch.withheld import Withheld
 
 
 class Passing(TorchFunctionMode):
@@ -194,7 +195,7 @@ def test_the_table_knows_every_setter() -> None:
 def test_a_switch_held_off_by_two_threads_at_once_is_then_what_the_program_has_set() -> None:
     """Tracers come and go in any order; a snapshot between them, and one that is restored, know nothing of them."""
     is_on = [True]
-    switch = ambient._Withheld(lambda: is_on[0], lambda on: is_on.__setitem__(0, on))
+    switch = Withheld(lambda: is_on[0], lambda on: is_on.__setitem__(0, on))
     with ExitStack() as first, ExitStack() as second:
         first.enter_context(switch.off())
         second.enter_context(switch.off())

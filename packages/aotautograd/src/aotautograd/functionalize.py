@@ -19,7 +19,7 @@ from aotautograd.history import has_history
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.schemas import Values
-from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
+from aotautograd.symbolic_numbers import SYMBOLIC_RULES
 from aotautograd.versions import set_version, version_of
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_statistics, written_tensors
 from primtorch.errors import DataDependentValue, PrimTorchError
@@ -28,6 +28,7 @@ from primtorch.functionalize import unwrap, wrap
 from primtorch.out_arguments import land, outs_of
 from primtorch.spec import Size
 from primtorch.symbolic import hint_of
+from primtorch.symbolic.numbers import is_symbolic
 
 WORDED = "_worded_by_eager"
 Called: TypeAlias = Callable[..., object]

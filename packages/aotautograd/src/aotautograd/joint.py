@@ -41,6 +41,7 @@ from primtorch.higher_order import handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.symbolic import ShapeEnv, numbers
+from primtorch.symbolic.numbers import is_symbolic
 
 aten = torch.ops.aten
 
@@ -295,7 +296,7 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of the graph. Python's functions of numbers keep symbolic ones symbolic."""
-    if any(map(numbers.is_symbolic, args)) and function in numbers.NUMBER_FUNCTIONS:
+    if any(map(is_symbolic, args)) and function in numbers.NUMBER_FUNCTIONS:
         number = numbers.function(function, args)
         if number is not None:
             return number

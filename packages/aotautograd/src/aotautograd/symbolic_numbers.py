@@ -13,11 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from primtorch.promotion import compute_dtype
-
-
-def is_symbolic(value: object) -> TypeGuard[float]:
-    """Whether a number is symbolic: an integer or a float of which the value is not known."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
+from primtorch.symbolic.numbers import is_symbolic
 
 
 def _as_tensor(number: float, like: torch.Tensor) -> torch.Tensor:

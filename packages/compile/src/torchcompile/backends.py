@@ -23,10 +23,10 @@ import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
 from primtorch.ambient import preserved
-from primtorch.collector import COLLECTOR
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
+from primtorch.withheld import COLLECTOR
 from torchcompile.capability import Capability
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import ArtifactMismatch, InvalidArgument, unknown
@@ -407,7 +407,7 @@ class _Kernels:
         toolchain.kept.append(kept)
         return runner
 
-    @COLLECTOR.held_back()
+    @COLLECTOR.off()
     def compile(self, inputs: Inputs, shelf: Shelf | None) -> Runner:
         return through_autograd(self.job, inputs, self.compiler, self.partitioner(), "prims", shelf)
 
@@ -459,7 +459,7 @@ class _Kernels:
     def compiler(self, kind: Kind) -> Backend:
         """What compiles a half of a kind."""
 
-        @COLLECTOR.held_back()
+        @COLLECTOR.off()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             with told_to_ranks(lambda: f"{self.job.title} {kind}", DataDependent):
                 return self._half(graph, inputs, kind)

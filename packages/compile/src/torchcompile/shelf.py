@@ -29,13 +29,13 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
-from primtorch.collector import COLLECTOR
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import Learnt, ShapeEnv, learn, learnt_since, mark_of
 from primtorch.symbolic.codecs import CODECS
 from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
+from primtorch.withheld import COLLECTOR
 from torchcompile.journal import Kind
 from torchcompile.options import CompileOptions
 from torchcompile.signature import facts, signature
@@ -264,7 +264,7 @@ class ProgramShelf:
             return Shelved(found.outline, forward, self._backward)
         return None
 
-    @COLLECTOR.held_back()
+    @COLLECTOR.off()
     def _backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
         found = self._find_backward(missing)
         if found is None:
@@ -295,7 +295,7 @@ class ProgramShelf:
         if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the forward is there
             self._write(self.content, name, KeptOutline(outline, learnt))
 
-    @COLLECTOR.held_back()
+    @COLLECTOR.off()
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
         """Writes the backward of calls that lack these tangents, where it was compiled for the forward's case."""
         if self.env is not None and mark_of(self.env) != self.known:

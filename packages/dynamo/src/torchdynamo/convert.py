@@ -19,8 +19,8 @@ from torch import fx
 
 from primtorch import graph_text
 from primtorch.ambient import preserved
-from primtorch.collector import COLLECTOR
 from primtorch.errors import DataDependent
+from primtorch.withheld import COLLECTOR
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
 from torchdynamo.after_break.rerun import Rerun, communicates, has_effects, switched_states
@@ -224,7 +224,7 @@ def _own_faults(state: Function) -> Iterator[None]:
     """A block of capture's own work: what it raises is a fault of capture, but for the errors that users are told by.
     What the program raises is an ending of the interpretation, and what a back end raises is the user's to see."""
     try:
-        with COLLECTOR.held_back():
+        with COLLECTOR.off():
             yield
     except Exception as error:
         raises = state.options.strict or state.options.fullgraph

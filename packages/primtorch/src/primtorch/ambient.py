@@ -19,6 +19,8 @@ import torch
 import torch.utils._device as default_device
 from torch.autograd import forward_ad
 
+from primtorch.withheld import Withheld
+
 _C: Any = torch._C
 _deterministic: Any = torch.utils.deterministic
 
@@ -41,44 +43,7 @@ def _switch(name: str, getter: str, setter: str, shared: bool = True) -> tuple[A
     return () if read is None or write is None else (Ambient(name, read, write, shared=shared),)
 
 
-class _Withheld:
-    """A switch of the process that tracing holds off for a while, in several threads at once maybe.
-
-    What the program has set is what it reads as, and what it is again when the last of them has ended.
-    """
-
-    def __init__(self, getter: Callable[[], bool], setter: Callable[[bool], None]) -> None:
-        self._get, self._set, self._lock = getter, setter, threading.RLock()
-        self._blocks, self._wanted = 0, False
-
-    def read(self) -> bool:
-        with self._lock:
-            return self._wanted if self._blocks else self._get()
-
-    def write(self, on: bool) -> None:
-        with self._lock:
-            if self._blocks:
-                self._wanted = on
-            else:
-                self._set(on)
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        with self._lock:
-            if self._blocks == 0:
-                self._wanted = self._get()
-                self._set(False)
-            self._blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._blocks -= 1
-                if self._blocks == 0:
-                    self._set(self._wanted)
-
-
-_cudnn = _Withheld(_C._get_cudnn_enabled, _C._set_cudnn_enabled)
+_cudnn = Withheld(_C._get_cudnn_enabled, _C._set_cudnn_enabled)
 
 
 def without_cudnn() -> AbstractContextManager[None]:
@@ -86,7 +51,7 @@ def without_cudnn() -> AbstractContextManager[None]:
     return _cudnn.off() if torch.backends.cudnn.is_available() else nullcontext()
 
 
-_onednn = _Withheld(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled)
+_onednn = Withheld(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled)
 
 
 def without_onednn() -> AbstractContextManager[None]:

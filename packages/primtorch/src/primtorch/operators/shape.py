@@ -39,7 +39,7 @@ OP.trait(Trait.TYPE_ERROR_OUT, "_chunk_cat cat stack")
 OP.trait(Trait.SHARES_NOTHING, "cat")
 
 
-@OP.formula("select_backward", "diagonal_backward", "unfold_backward")
+@OP.formula("select_backward", "slice_backward", "diagonal_backward", "unfold_backward")
 def _select_backward(grad: TensorLike, input_sizes: Sequence[Size], *args: object) -> TensorSpec:
     return contiguous(grad, input_sizes)
 
@@ -261,11 +261,6 @@ def _lower_stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     dtype = result_type(tensors)
     dim = wrap_dim(dim, tensors[0].rank + 1)
     return b.cat([t.to(dtype).unsqueeze(dim) for t in tensors], dim)
-
-
-@OP.formula("slice_backward")
-def _slice_backward(grad: TensorLike, input_sizes: Sequence[Size], *args: object) -> TensorSpec:
-    return contiguous(grad, input_sizes)
 
 
 @OP.rule("slice_backward")

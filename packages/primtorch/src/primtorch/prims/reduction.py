@@ -23,6 +23,11 @@ def _result(t: TensorSpec, dims: Sequence[int], keepdim: bool, dtype: torch.dtyp
     return spec_like(t, shape, contiguous_strides(shape), dtype)
 
 
+def _over_dims(name: str, doc: str, meta: Callable[..., TensorSpec], run: Reference) -> Prim:
+    schema = f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor"
+    return Prim(schema, "reduction", doc, meta, run, frozenset({"reduction"}))
+
+
 def _reduction(name: str, reference: Reference, doc: str, takes: Callable[[torch.dtype], bool]) -> Prim:
     def meta(t: TensorSpec, dims: Sequence[int], keepdim: bool = False) -> TensorSpec:
         require_dims(name, dims, len(t.shape))
@@ -35,14 +40,7 @@ def _reduction(name: str, reference: Reference, doc: str, takes: Callable[[torch
         out: torch.Tensor = reference(t, tuple(dims), keepdim)
         return out
 
-    return Prim(
-        f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
-        "reduction",
-        doc,
-        meta,
-        run,
-        frozenset({"reduction"}),
-    )
+    return _over_dims(name, doc, meta, run)
 
 
 def _arg_reduction(name: str, reference: Reference, doc: str) -> Prim:
@@ -55,14 +53,7 @@ def _arg_reduction(name: str, reference: Reference, doc: str) -> Prim:
         out: torch.Tensor = reference(t, dims[0] if dims else None, keepdim)
         return out
 
-    return Prim(
-        f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
-        "reduction",
-        doc,
-        meta,
-        run,
-        frozenset({"reduction"}),
-    )
+    return _over_dims(name, doc, meta, run)
 
 
 def _prod(t: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -33,8 +33,8 @@ _TO_INTEGER: dict[object, str] = {
 }
 
 
-def is_symbolic(value: object) -> bool:
-    """Whether a value is a symbolic number."""
+def is_symbolic(value: object) -> TypeGuard[Any]:
+    """Whether a value is a number that a symbol stands in: an integer or a float that is not known."""
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
 from primtorch.symbolic.float_expr import FloatExpr
@@ -22,16 +22,41 @@ _TEXT = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 NEGATION = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
+class Condition:
+    """What holds or does not, for numbers in the place of its symbols. Most are of two parts, `left` and `right`."""
+
+    __slots__ = ()
+    left: Any
+    right: Any
+
+    def symbols(self) -> set[str]:
+        """The names of its symbols."""
+        return set(self.left.symbols() | self.right.symbols())
+
+    def evaluate(self, values: Mapping[str, int]) -> bool:
+        """Whether it holds for these values of its symbols. Raises KeyError where one is missing."""
+        raise NotImplementedError
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> BoolExpr:
+        """The same of other integers: an expression in the place of each atom."""
+        raise NotImplementedError
+
+    def program(self) -> Program:
+        """The postfix program that gives 1 where it holds, else 0."""
+        raise NotImplementedError
+
+    def negated(self) -> BoolExpr:
+        """What holds where this does not."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(Condition):
     """`left op right`, op one of eq, ne, lt, le, gt, ge."""
 
     op: str
     left: IntExpr
     right: IntExpr
-
-    def symbols(self) -> set[str]:
-        return self.left.symbols() | self.right.symbols()
 
     def evaluate(self, values: Mapping[str, int]) -> bool:
         return COMPARE[self.op](self.left.evaluate(values), self.right.evaluate(values))
@@ -50,7 +75,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatRelation:
+class FloatRelation(Condition):
     """`left op right` of floats, or its opposite where `holds` is False (with NaN, `not a < b` is not `a >= b`).
 
     `op` is that of a Relation, or "same": equal, with nan the same as nan and 0.0 not the same as -0.0.
@@ -60,9 +85,6 @@ class FloatRelation:
     left: FloatExpr
     right: FloatExpr
     holds: bool = True
-
-    def symbols(self) -> set[str]:
-        return self.left.symbols() | self.right.symbols()
 
     def evaluate(self, values: Mapping[str, float]) -> bool:
         left, right = self.left.evaluate(values), self.right.evaluate(values)
@@ -85,7 +107,7 @@ class FloatRelation:
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class Defined(Condition):
     """A derived symbol has a value: the operation behind it does not raise."""
 
     name: str
@@ -110,7 +132,7 @@ class Defined:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Condition):
     """A known truth value."""
 
     value: bool
@@ -135,15 +157,12 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Connective:
+class Connective(Condition):
     """`and` or `or` of two boolean expressions (a negation is pushed down to the relations)."""
 
     op: str
     left: BoolExpr
     right: BoolExpr
-
-    def symbols(self) -> set[str]:
-        return self.left.symbols() | self.right.symbols()
 
     def evaluate(self, values: Mapping[str, int]) -> bool:
         if self.op == "and":
