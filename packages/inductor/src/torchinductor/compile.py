@@ -77,6 +77,7 @@ class KeptConstant:
     elements: tuple[bool | int | float, ...]
 
     def tensor(self) -> torch.Tensor:
+        """The tensor, made anew on its device."""
         return torch.tensor(self.elements, dtype=self.dtype, device=self.device).reshape(self.shape)
 
 

@@ -81,6 +81,7 @@ class OpsHandler(Generic[V]):
         raise NotImplementedError
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> V:
+        """A number, in the type that `dtype` is computed in."""
         raise NotImplementedError
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> V:

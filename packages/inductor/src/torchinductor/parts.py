@@ -58,6 +58,7 @@ class Origins:
 
     @staticmethod
     def of(gm: fx.GraphModule) -> Origins:
+        """Those of a graph's nodes, read off their metadata."""
         lines, inputs, sizes = {}, {}, {}
         for node in gm.graph.nodes:
             line = own_line(node.meta.get("stack", ()))

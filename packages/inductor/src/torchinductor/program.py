@@ -195,6 +195,7 @@ class Part:
 
     @property
     def moved(self) -> int:
+        """Bytes that it reads and writes, at the sizes of the example."""
         return self.read + self.written
 
 

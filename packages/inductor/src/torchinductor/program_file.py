@@ -268,6 +268,7 @@ class ProgramWriter:
         return write
 
     def content(self) -> bytes:
+        """The calls that were taken, as a list of the file."""
         return _list(self.calls)
 
     def plain(self, value: Any) -> bytes:
@@ -286,6 +287,7 @@ class ProgramWriter:
         raise NotForCpp(f"a {type(value).__name__} among the arguments of an operator has no form in a file: {value!r}")
 
     def argument(self, tagged: tuple[str, Any]) -> bytes:
+        """An argument of an operator: fixed, a list, or the number of what a call gives."""
         tag, of = tagged
         if tag == "fixed":
             return _text(tag) + self.plain(of)

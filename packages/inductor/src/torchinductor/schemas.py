@@ -17,6 +17,7 @@ class Binaries:
     files: Mapping[str, Path]
 
     def find(self, name: str) -> Path | None:
+        """The built library of that name, or None."""
         return self.files.get(name)
 
 

@@ -74,10 +74,12 @@ def _set_autocast_nesting(depth: int) -> None:
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Of each device: its type, whether autocast is on, and its dtype."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 
 def set_autocast_state(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
+    """Puts back what `autocast_state` gave."""
     for device, enabled, dtype in casts:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
@@ -171,6 +173,7 @@ def functionalization() -> bool | None:
 
 
 def set_functionalization(views: bool | None) -> None:
+    """Functionalization of this thread: off for None, else on, `views` saying whether views are taken again."""
     torch._disable_functionalization()
     if views is not None:
         torch._enable_functionalization(reapply_views=views)

@@ -34,6 +34,7 @@ def build_of(folder: Path) -> Path:
 
 
 def headers_of(folder: Path) -> list[Path]:
+    """The headers that an extension in this folder may include."""
     return [path for place in (folder, SHARED, *_given_headers(folder)) for path in place.rglob("*.h")]
 
 

@@ -157,6 +157,7 @@ def _overload(packet: str, overload: str) -> OpOverload | None:
 
 
 def classify(overload: OpOverload, rules: object, whole: set[OpOverload], known: set[str]) -> Entry:
+    """What becomes of an overload: it is a prim, has a rule, is out of scope for a reason, or is missing."""
     if overload in whole:
         return Entry(overload, Class.PRIM)
     if overload in rules:  # type: ignore[operator]

@@ -61,6 +61,7 @@ _KEY = "Functionalize"
 
 
 def wrap(inner: torch.Tensor) -> torch.Tensor:
+    """The tensor as functionalization has it: writes to it replace `inner` by other values."""
     outer: torch.Tensor = torch._to_functional_tensor(inner)
     return outer
 

@@ -98,9 +98,12 @@ class Typed(Protocol):
     """A tensor as far as promotion goes: a descriptor, a tensor, or a rule's Value."""
 
     @property
-    def shape(self) -> Sizes: ...
+    def shape(self) -> Sizes:
+        """Sizes; () for one that is promoted as a 0-d tensor."""
+
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The dtype that takes part."""
 
 
 def result_type(operands: Iterable[Typed | Number | None]) -> torch.dtype:

@@ -36,6 +36,7 @@ class Call:
 
 
 def call(*args: object, **kwargs: object) -> Call:
+    """A sample: a call with these arguments."""
     return Call(args, kwargs)
 
 
@@ -54,6 +55,7 @@ def integers(*shape: int, below: int = 6, dtype: torch.dtype = torch.int64) -> D
 
 
 def truths(*shape: int) -> Drawn:
+    """Drawn booleans of a shape."""
     return Drawn(lambda: torch.rand(shape) < 0.5)
 
 
@@ -63,6 +65,7 @@ def listed(*values: object, dtype: torch.dtype | None = None) -> Drawn:
 
 
 def matrix(*shape: int) -> Drawn:
+    """Drawn float64 numbers of a shape."""
     return reals(*shape, dtype=torch.float64)
 
 

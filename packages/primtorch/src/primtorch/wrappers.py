@@ -47,6 +47,7 @@ def whole_of(fake: torch.Tensor) -> Any:
 
 
 def stand_for(fake: torch.Tensor, whole: torch.Tensor) -> None:
+    """Notes on a fake tensor which tensor of a wrapper's class it stands for."""
     fake.__dict__[_WHOLE] = whole
 
 
@@ -122,6 +123,7 @@ class Template:
                 yield value
 
     def specs(self) -> Iterator[TensorSpec]:
+        """The metadata of the plain tensors, in the order in which they are taken out."""
         for part in self.parts:
             if isinstance(part, Template):
                 yield from part.specs()

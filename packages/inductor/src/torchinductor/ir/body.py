@@ -111,6 +111,7 @@ class Recorder(OpsHandler[int]):
         self._indirect: dict[tuple[int, IntExpr], IntExpr] = {}
 
     def body(self) -> Body:
+        """What was recorded."""
         return Body(tuple(self.ops))
 
     def record(self, op: Op) -> int:

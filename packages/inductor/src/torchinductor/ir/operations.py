@@ -36,6 +36,7 @@ class Replay(Generic[V]):
         return self.handler.simplify(rename(expr, self.symbols)) if self.symbols else expr
 
     def optional(self, value: int | None) -> V | None:
+        """The value of a number, or None for None."""
         return None if value is None else self.values[value]
 
 
@@ -199,6 +200,7 @@ class Apply(Operation):
 
     @property
     def heavy(self) -> bool:
+        """Whether it costs as much as many others: a transcendental function, say."""
         return ELEMENTWISE[self.op].heavy
 
     def renumbered(self, number: Renumber) -> Self:

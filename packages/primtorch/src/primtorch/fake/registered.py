@@ -20,7 +20,8 @@ Kernel = Callable[..., object]
 class Fakes(AbstractContextManager[object], Protocol):
     """The mode that makes fake tensors, as much as is asked of it here."""
 
-    def fresh_size(self, maximum: Size | None, minimum: Size = 0) -> Size: ...
+    def fresh_size(self, maximum: Size | None, minimum: Size = 0) -> Size:
+        """A size that only the data tells, between the two."""
 
 
 class SizeSource:
@@ -30,9 +31,11 @@ class SizeSource:
         self._mode = mode
 
     def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Size:
+        """A size that only the data tells."""
         return self._mode.fresh_size(max, min)
 
     def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Size:
+        """The same under its older name, which counts from two."""
         return self._mode.fresh_size(max, min)
 
 

@@ -96,10 +96,12 @@ class FakeTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
+        """The tensor without history. Setting it gives this tensor the other's metadata and memory."""
         return _DATA.__get__(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        """The tensor without history. Setting it gives this tensor the other's metadata and memory."""
         _DATA.__set__(self, value)
         self._tell_spec()
         self._memory = value.memory if isinstance(value, FakeTensor) else None
@@ -145,9 +147,11 @@ class FakeTensor(torch.Tensor):
         return _unpickle, (spec, self.requires_grad)
 
     def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        """`Tensor.new`, which would read the sizes of a tensor as numbers."""
         return torch.Tensor.new(self._without_sizes(), *args, **kwargs)  # type: ignore[attr-defined,no-any-return]
 
     def new_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`Tensor.new_tensor`, which would read the sizes of a tensor as numbers."""
         return torch.Tensor.new_tensor(self._without_sizes(), *args, **kwargs)
 
     def _without_sizes(self) -> FakeTensor:
@@ -157,6 +161,7 @@ class FakeTensor(torch.Tensor):
         return FakeTensor(TensorSpec((), (), self.spec.dtype, self.spec.device), self.fake_mode)
 
     def tolist(self) -> Any:
+        """Raises DataDependentValue: there is no data."""
         raise DataDependentValue(
             "Tensor.tolist()",
             "a fake tensor has no data",
@@ -165,6 +170,7 @@ class FakeTensor(torch.Tensor):
         )
 
     def numpy(self, *, force: bool = False) -> Any:
+        """Raises DataDependentValue: there is no data."""
         raise DataDependentValue(
             "Tensor.numpy()",
             "a fake tensor has no data",

@@ -53,6 +53,7 @@ LEAST_VARIANCE = float.fromhex("0x1.197998p-40")  # 1e-12, of binary cross entro
 
 
 def sigmoid(x: Value) -> Value:
+    """1 / (1 + exp(-x)), in the dtype of x."""
     return x.map(prims.sigmoid)
 
 
@@ -162,6 +163,7 @@ OP.rule("mish_backward")(pointwise(_mish_backward, 2))
 
 
 def log_sigmoid(x: Value) -> Value:
+    """log(1 / (1 + exp(-x))) as min(x, 0) - log1p(exp(-abs(x))), which does not overflow."""
     return x.minimum(0.0) - (-x.map(prims.abs)).map(prims.exp).map(prims.log1p)
 
 

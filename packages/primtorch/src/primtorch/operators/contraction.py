@@ -50,6 +50,7 @@ def _check_inner(a: TensorLike, b: TensorLike) -> None:
 
 @OP.formula("mm")
 def matrix_product(a: TensorLike, b: TensorLike) -> TensorSpec:
+    """(n, k) by (k, m) gives (n, m), contiguous. Raises RuntimeError for other ranks and sizes."""
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError("mm: both arguments must be matrices")
     _check_inner(a, b)
@@ -266,6 +267,7 @@ def _lower_baddbmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Number 
 def lower_addmm_activation(
     b: Builder, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
 ) -> Value:
+    """beta * bias + alpha * (x @ y), then relu or gelu: on CUDA gelu's tanh form, as eager has it."""
     out = _lower_addmm(b, bias, x, y, beta=beta, alpha=alpha)
     if not use_gelu:
         return out.maximum(0)
@@ -370,6 +372,7 @@ def batched_matmul(b: Builder, x: Value, y: Value) -> Value:
 
 
 def adjoint(x: Value) -> Value:
+    """(..., n, m) as (..., m, n), conjugated where it is complex."""
     turned = x.transpose(x.rank - 2, x.rank - 1)
     return turned.map(prims.conj) if x.dtype.is_complex else turned
 

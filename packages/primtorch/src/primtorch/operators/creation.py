@@ -90,6 +90,7 @@ def like(
     memory_format: torch.memory_format | None = None,
     **options: object,
 ) -> TensorSpec:
+    """A tensor of x's sizes, in the memory format that is asked for, or x's own."""
     return TensorSpec(
         tuple(x.shape),
         like_strides(x, memory_format),
@@ -158,6 +159,7 @@ def made(
     device: Device,
     memory_format: torch.memory_format | None = None,
 ) -> TensorSpec:
+    """A new tensor of these sizes. Raises RuntimeError for a negative one."""
     shape: Sizes = tuple(size)
     if any(type(s) is int and s < 0 for s in shape):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(s for s in shape)}: {list(shape)}")
@@ -251,6 +253,7 @@ OP.rule("empty_like")(_filled_like(0))
 
 @OP.formula("full_like")
 def full_like(x: TensorLike, value: Number, **options: Unpack[LikeOptions]) -> TensorSpec:
+    """As `like`, whatever the value."""
     return like(x, **options)
 
 
@@ -494,6 +497,7 @@ def _refuse_range_ends(start: TensorLike | Number, end: TensorLike | Number, *ar
 def lower_linspace(
     b: Builder, start: Value | float, end: Value | float, steps: Size, **options: Unpack[TensorOptions]
 ) -> Value:
+    """`steps` numbers from start to end, the second half counted from the end; computed in float64."""
     complex_ends = any(isinstance(v, complex) or (isinstance(v, Value) and v.dtype.is_complex) for v in (start, end))
     dtype = options.get("dtype") or (torch.complex64 if complex_ends else torch.get_default_dtype())
     place = resolved_device(options.get("device"))

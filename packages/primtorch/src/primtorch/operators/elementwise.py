@@ -44,6 +44,7 @@ DtypeRule = Callable[[torch.dtype], torch.dtype]
 
 
 def same(dtype: torch.dtype) -> torch.dtype:
+    """The rule of results in the operand's dtype."""
     return dtype
 
 
@@ -52,6 +53,8 @@ def _bool(dtype: torch.dtype) -> torch.dtype:
 
 
 def unary_formula(rule: DtypeRule) -> Formula:
+    """Formulas of one tensor; `rule` gives the result's dtype by the operand's."""
+
     def formula(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
         shape = tuple(x.shape)
         return TensorSpec(shape, iterator_strides(shape, ((shape, x.stride()),)), rule(x.dtype), x.device)
@@ -60,6 +63,8 @@ def unary_formula(rule: DtypeRule) -> Formula:
 
 
 def binary_formula(rule: DtypeRule) -> Formula:
+    """Formulas of two operands that are broadcast and promoted; `rule` gives the result's dtype by the common one."""
+
     def formula(a: TensorLike | Number, b: TensorLike | Number, *args: object, **kwargs: object) -> TensorSpec:
         if isinstance(a, TENSORS):
             if isinstance(b, TENSORS):
@@ -290,6 +295,7 @@ def _is_one(alpha: Number) -> bool:
 
 
 def scaled(b: Builder, x: Operand, alpha: Number) -> Operand:
+    """x * alpha; x itself where alpha is one."""
     if _is_one(alpha):
         return x
     if isinstance(x, Value):
@@ -481,6 +487,7 @@ for _prim in prims.PRIMS.values():
 
 # --- comparison and logic --------------------------------------------------------------------------
 def truth(x: Value) -> Value:
+    """Whether elements are not zero, as bool."""
     return x if x.dtype is torch.bool else x.ne(0)
 
 

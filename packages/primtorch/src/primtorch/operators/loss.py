@@ -28,6 +28,7 @@ NONE, MEAN, _SUM = 0, 1, 2
 
 
 def reduced_loss(loss: Value, reduction: int, dtype: torch.dtype) -> Value:
+    """The loss of each element, their mean or their sum (0-d), by torch's number of the reduction."""
     dims = tuple(range(loss.rank))
     if reduction == MEAN:
         loss = loss.mean(dims) if dims else loss

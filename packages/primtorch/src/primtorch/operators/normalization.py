@@ -41,6 +41,7 @@ def _kept_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
 
 # --- layer norm ----------------------------------------------------------------------------------
 def like(x: TensorLike, dtype: torch.dtype | None = None) -> TensorSpec:
+    """A contiguous tensor of x's sizes."""
     return contiguous(x, x.shape, dtype)
 
 

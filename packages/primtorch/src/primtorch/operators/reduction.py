@@ -41,6 +41,8 @@ def accumulated(x: Value, dtype: torch.dtype | None) -> Value:
 
 
 def full_formula(dtype_rule: Callable[[torch.dtype], torch.dtype]) -> Formula:
+    """Formulas of reductions over all dims, to 0-d; `dtype_rule` gives the dtype where none is asked for."""
+
     def formula(x: TensorLike, *, dtype: torch.dtype | None = None) -> TensorSpec:
         return contiguous(x, (), dtype or dtype_rule(x.dtype))
 
@@ -210,11 +212,13 @@ def _refuse_extremum_of_all(x: TensorLike) -> None:
 
 @OP.refuses("max.dim", "min.dim")
 def refuse_element_along(x: TensorLike, dim: int = -1, keepdim: bool = False) -> None:
+    """Raises IndexError where there is nothing along the dim to choose from."""
     _want_elements(x, (dim,), "max, min, median or mode")
 
 
 @OP.formula("max.dim", "min.dim")
 def max_dim(x: TensorLike, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    """Values, and int64 places, along a dim."""
     dims = reduced_dims(dim, x.dim())
     return reduced(x, dims, keepdim, x.dtype), reduced(x, dims, keepdim, torch.int64)
 
@@ -404,6 +408,7 @@ for _name, _rule in (("var", _lower_var), ("std", _lower_std)):
 
 # --- norms of vectors ------------------------------------------------------------------------------
 def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
+    """(sum |x|^p)^(1/p) over the dims, for any order p; for 0 the number of what is not zero."""
     size = x.map(prims.abs)
     if order == math.inf:
         return size.reduce(prims.amax, dims, keepdim)

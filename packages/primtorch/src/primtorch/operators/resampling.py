@@ -79,6 +79,7 @@ def _linear_weights(
 
 
 def refuse_bytes(x: Value) -> None:
+    """Raises NotImplementedError for an image of integers."""
     if not x.dtype.is_floating_point:
         raise NotImplementedError(
             f"interpolating an image of {x.dtype}: eager computes these in fixed point with a "

@@ -37,6 +37,7 @@ def _softmax(x: TensorLike, dim: int, half_to_float: bool) -> TensorSpec:
 
 @OP.rule("_softmax")
 def lower_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    """exp(x - max) / sum exp(x - max) along a dim, rounded once."""
     out_dtype = torch.float32 if half_to_float is True else x.dtype
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):

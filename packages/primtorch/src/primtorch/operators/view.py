@@ -384,6 +384,7 @@ def _lower_slice(
 
 
 def select_position(index: Size, size: Size, dim: int) -> Size:
+    """The place of an element, counted from the start. Raises IndexError where there is none."""
     if isinstance(size, int) and isinstance(index, int) and not -size <= index < size:
         raise IndexError(f"select(): index {index} out of range for tensor of size {size} at dimension {dim}")
     return index + size if index < 0 else index

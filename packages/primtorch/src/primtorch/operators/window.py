@@ -73,11 +73,13 @@ def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank:
 
 
 def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    """A result of this shape in x's memory format."""
     keeps = suggests_channels_last(tuple(x.shape), x.stride())
     return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
 
 
 def by_rows(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    """A contiguous result of this shape."""
     return strided(x, shape, contiguous_strides(shape), dtype)
 
 

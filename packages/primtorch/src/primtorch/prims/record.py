@@ -98,6 +98,7 @@ class FormulaOf:
 
 
 def meta_of(overload: OpOverload) -> Meta:
+    """The meta function of a prim that is an ATen overload: the formula of that operator."""
     return FormulaOf(overload.name().removeprefix("aten::"))
 
 
@@ -131,4 +132,5 @@ def require_dims(prim: str, dims: Sequence[int], rank: int) -> None:
 def spec_like(
     spec: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype | None = None, offset: Size = 0
 ) -> TensorSpec:
+    """A tensor on the device of `spec`, of its dtype unless another is given."""
     return TensorSpec(tuple(shape), tuple(strides), dtype or spec.dtype, spec.device, offset)

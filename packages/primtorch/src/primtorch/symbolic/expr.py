@@ -26,6 +26,7 @@ class Symbol:
 
     @property
     def name(self) -> str:
+        """The symbol's name, "s0"."""
         return self.key
 
     def __repr__(self) -> str:

@@ -18,12 +18,15 @@ class FloatExpr:
     value: float | None = field(default=None, compare=False)  # None for a symbol
 
     def symbols(self) -> set[str]:
+        """The names of its symbols: one, or none of a constant."""
         return {self.text} if self.value is None else set()
 
     def evaluate(self, values: Mapping[str, float]) -> float:
+        """The number for these values of its symbols. Raises KeyError where it is missing."""
         return values[self.text] if self.value is None else self.value
 
     def program(self) -> Program:
+        """The postfix program that gives the number."""
         return (("sym", self.text),) if self.value is None else (("fconst", self.value),)
 
     def __str__(self) -> str:

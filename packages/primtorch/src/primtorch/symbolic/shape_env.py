@@ -44,6 +44,7 @@ class SymbolInfo:
 
     @property
     def backed(self) -> bool:
+        """Whether an example's number is known."""
         return self.hint is not None
 
 

@@ -38,57 +38,74 @@ class SymNode:
 
     # kind -----------------------------------------------------------------------------------------------------
     def is_int(self) -> bool:
+        """Whether it stands for an integer."""
         return isinstance(self.expr, IntExpr)
 
     def is_float(self) -> bool:
+        """Whether it stands for a float."""
         return isinstance(self.expr, FloatExpr)
 
     def is_bool(self) -> bool:
+        """Whether it stands for a truth value."""
         return not isinstance(self.expr, IntExpr | FloatExpr)
 
     def is_nested_int(self) -> bool:
+        """No: a ragged length is of a class of its own."""
         return False
 
     def nested_int(self) -> None:
+        """None: it is no ragged length."""
         return None
 
     def is_symbolic(self) -> bool:
+        """Yes, also of a number that has come to be known."""
         return True
 
     def is_constant(self) -> bool:
+        """No: C++ asks `maybe_as_int` for numbers that are known."""
         return False
 
     def constant_int(self) -> None:
+        """None, as it is no constant."""
         return None
 
     def constant_bool(self) -> None:
+        """None, as it is no constant."""
         return None
 
     def maybe_as_int(self) -> int | None:
+        """The integer where it is known, without a guard."""
         expr = self.expr
         return expr.as_int() if isinstance(expr, IntExpr) else None
 
     def maybe_as_bool(self) -> bool | None:
+        """The truth value where it is known, without a guard."""
         return self.expr.value if isinstance(self.expr, Truth) else None
 
     def maybe_as_float(self) -> float | None:
+        """The float where it is known, without a guard."""
         return self.expr.value if isinstance(self.expr, FloatExpr) else None
 
     def has_hint(self) -> bool:
+        """Whether the example's number is known."""
         return self.hint is not None
 
     def require_hint(self, fallback: int | None = None) -> int | bool | float | None:
+        """The example's number, or the fallback."""
         return self.hint if self.hint is not None else fallback
 
     @property
     def shape_env(self) -> ShapeEnv:
+        """Where its symbols and guards are."""
         return self.env
 
     @property
     def pytype(self) -> type:
+        """int, float or bool."""
         return int if self.is_int() else float if self.is_float() else bool
 
     def str(self) -> Text:
+        """Its text: an expression over the names of symbols."""
         return str(self.env.simplify(self.expr) if isinstance(self.expr, IntExpr) else self.expr)
 
     __str__ = str
@@ -100,15 +117,19 @@ class SymNode:
         return repr(self.int_() if self.is_int() else self.guard_float("", 0) if self.is_float() else self.bool_())
 
     def clone(self) -> SymNode:
+        """Itself, as it never changes."""
         return self
 
     def wrap_int(self, value: int) -> SymNode:
+        """A known integer among symbolic ones."""
         return SymNode(constant(value), value, self.env)
 
     def wrap_bool(self, value: bool) -> SymNode:
+        """A known truth value among symbolic ones."""
         return SymNode(Truth(value), value, self.env)
 
     def wrap_float(self, value: float) -> SymNode:
+        """A known float among symbolic ones."""
         return SymNode(float_constant(value), value, self.env)
 
     # integer arithmetic ---------------------------------------------------------------------------------------
@@ -121,36 +142,43 @@ class SymNode:
         return SymNode(expr, hint, self.env)
 
     def add(self, other: SymNode) -> SymNode:
+        """`self + other`, a polynomial of integers, else a derived float."""
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a + b, _both(operator.add, self.hint, other.hint))
         return self._float("fadd", other)
 
     def sub(self, other: SymNode) -> SymNode:
+        """`self - other`, a polynomial of integers, else a derived float."""
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a - b, _both(operator.sub, self.hint, other.hint))
         return self._float("fsub", other)
 
     def mul(self, other: SymNode) -> SymNode:
+        """`self * other`, a polynomial of integers, else a derived float."""
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a * b, _both(operator.mul, self.hint, other.hint))
         return self._float("fmul", other)
 
     def neg(self) -> SymNode:
+        """`-self`"""
         hint = None if self.hint is None else -self.hint
         if isinstance(self.expr, IntExpr):
             return SymNode(-self.expr, hint, self.env)
         return self._define("fneg", self._as_float())
 
     def pos(self) -> SymNode:
+        """`+self`"""
         return self
 
     def abs(self) -> SymNode:
+        """`abs(self)`, of integers max(self, -self)."""
         return self._define("fabs", self._as_float()) if self.is_float() else self.sym_max(self.neg())
 
     def int_floordiv(self, other: SymNode) -> SymNode:
+        """`self // other` of integers, toward minus infinity."""
         env = self.env
         a, b = env.simplify(self._int()), env.simplify(other._int())
         return self._made(env.floordiv(a, b), _both(operator.floordiv, self.hint, other.hint))
@@ -158,6 +186,7 @@ class SymNode:
     floordiv = int_floordiv
 
     def mod(self, other: SymNode) -> SymNode:
+        """`self % other`, with the sign of `other`."""
         if self.is_float() or other.is_float():
             return self._float("fmod", other)
         env = self.env
@@ -165,6 +194,7 @@ class SymNode:
         return self._made(env.mod(a, b), _both(operator.mod, self.hint, other.hint))
 
     def sym_min(self, other: SymNode) -> SymNode:
+        """The smaller one, as `torch.sym_min`."""
         if self.is_float() or other.is_float():
             return self._float("fmin", other)
         env = self.env
@@ -172,6 +202,7 @@ class SymNode:
         return self._made(env.minimum(a, b), _both(min, self.hint, other.hint))
 
     def sym_max(self, other: SymNode) -> SymNode:
+        """The larger one, as `torch.sym_max`."""
         if self.is_float() or other.is_float():
             return self._float("fmax", other)
         env = self.env
@@ -179,16 +210,19 @@ class SymNode:
         return self._made(env.maximum(a, b), _both(max, self.hint, other.hint))
 
     def sym_sum(self, others: Sequence[SymNode]) -> SymNode:
+        """The sum of all, as `torch.sym_sum`."""
         result = others[0]
         for other in others[1:]:
             result = result.add(other)
         return result
 
     def pow_by_natural(self, other: SymNode) -> SymNode:
+        """`self ** other` of integers; the exponent is guarded to be the example's."""
         exponent = self.env.specialize(other._int(), other._hint_int())
         return self._made(self._int() ** exponent, None if self.hint is None else int(self.hint) ** exponent)
 
     def pow(self, other: SymNode) -> SymNode:
+        """`self ** other`: an integer where the exponent is a known natural number, else a float."""
         exponent = other.maybe_as_int()
         return (
             self.pow_by_natural(other)
@@ -197,18 +231,23 @@ class SymNode:
         )
 
     def lshift(self, other: SymNode) -> SymNode:
+        """`self << other` of integers."""
         return self._define("lshift", self._int(), other._int())
 
     def rshift(self, other: SymNode) -> SymNode:
+        """`self >> other` of integers."""
         return self._define("rshift", self._int(), other._int())
 
     def bitwise_and(self, other: SymNode) -> SymNode:
+        """`self & other` of integers."""
         return self._define("bitand", self._int(), other._int())
 
     def bitwise_or(self, other: SymNode) -> SymNode:
+        """`self | other` of integers."""
         return self._define("bitor", self._int(), other._int())
 
     def bitwise_xor(self, other: SymNode) -> SymNode:
+        """`self ^ other` of integers."""
         return self._define("bitxor", self._int(), other._int())
 
     def _hint_int(self) -> int | None:
@@ -230,21 +269,27 @@ class SymNode:
         return self._define(op, self._as_float(), other._as_float())
 
     def int_truediv(self, other: SymNode) -> SymNode:
+        """`self / other` of integers, a float rounded once."""
         return self._define("idiv", self._int(), other._int())
 
     def truediv(self, other: SymNode) -> SymNode:
+        """`self / other`"""
         return self.int_truediv(other) if self.is_int() and other.is_int() else self._float("fdiv", other)
 
     def float_truediv(self, other: SymNode) -> SymNode:
+        """`self / other` of floats."""
         return self._float("fdiv", other)
 
     def float_pow(self, other: SymNode) -> SymNode:
+        """`self ** other` of floats."""
         return self._float("fpow", other)
 
     def sym_float(self) -> SymNode:
+        """`float(self)`"""
         return self if self.is_float() else self._define("float", self._int())
 
     def is_integer(self) -> SymNode:
+        """Whether it is whole; of a float, guarded to be the example's."""
         return self.wrap_bool(self.is_int() or float(self.guard_float("", 0)).is_integer())
 
     # relations ------------------------------------------------------------------------------------------------
@@ -258,21 +303,27 @@ class SymNode:
         return SymNode(relation, _both(_COMPARE[op], self.hint, other.hint), self.env)
 
     def eq(self, other: SymNode) -> SymNode:
+        """`self == other`; a ragged length answers for itself."""
         return other.eq(self) if other.is_nested_int() else self._relation("eq", other)
 
     def ne(self, other: SymNode) -> SymNode:
+        """`self != other`; a ragged length answers for itself."""
         return other.ne(self) if other.is_nested_int() else self._relation("ne", other)
 
     def lt(self, other: SymNode) -> SymNode:
+        """`self < other`"""
         return self._relation("lt", other)
 
     def le(self, other: SymNode) -> SymNode:
+        """`self <= other`"""
         return self._relation("le", other)
 
     def gt(self, other: SymNode) -> SymNode:
+        """`self > other`"""
         return self._relation("gt", other)
 
     def ge(self, other: SymNode) -> SymNode:
+        """`self >= other`"""
         return self._relation("ge", other)
 
     def _truth(self) -> BoolExpr:
@@ -281,10 +332,12 @@ class SymNode:
         raise TypeError(f"a boolean is expected, not {self.expr}")
 
     def sym_and(self, other: SymNode) -> SymNode:
+        """`self and other` of truth values, without a guard."""
         hint = _both(lambda a, b: a and b, self.hint, other.hint)
         return SymNode(connect("and", self._truth(), other._truth()), hint, self.env)
 
     def sym_or(self, other: SymNode) -> SymNode:
+        """`self or other` of truth values, without a guard."""
         hint = _both(lambda a, b: a or b, self.hint, other.hint)
         return SymNode(connect("or", self._truth(), other._truth()), hint, self.env)
 
@@ -292,13 +345,16 @@ class SymNode:
     or_ = sym_or
 
     def sym_not(self) -> SymNode:
+        """`not self` of a truth value, without a guard."""
         return SymNode(self._truth().negated(), None if self.hint is None else not self.hint, self.env)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
+        """`then` or `otherwise`: the condition is guarded."""
         return then if self.bool_() else otherwise
 
     # making values concrete -----------------------------------------------------------------------------------
     def bool_(self) -> bool:
+        """The truth value, guarded to be the example's. Raises DataDependent where there is no example."""
         if isinstance(self.expr, IntExpr):
             return not self._relation("eq", self.wrap_int(0)).bool_()
         if isinstance(self.expr, FloatExpr):
@@ -306,15 +362,19 @@ class SymNode:
         return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
 
     def guard_bool(self, file: Text, line: int) -> bool:
+        """The same; the place in C++ is not noted."""
         return self.bool_()
 
     def guard_int(self, file: Text, line: int) -> int:
+        """The integer, guarded to be the example's. Raises DataDependent where there is none."""
         return self.env.specialize(self._int(), self._hint_int())
 
     def int_(self) -> int:
+        """The integer, guarded to be the example's. Raises DataDependent where there is none."""
         return self.env.specialize(self._int(), self._hint_int())
 
     def guard_float(self, file: Text, line: int) -> float:
+        """The float, guarded to be the example's."""
         if isinstance(self.expr, FloatExpr):
             return self.env.specialize_float(self.expr, None if self.hint is None else float(self.hint))
         return float(self.int_() if self.is_int() else self.bool_())
@@ -346,9 +406,11 @@ class SymNode:
         return self.bool_() if known is None else known
 
     def guard_or_false(self, file: Text, line: int) -> bool:
+        """The truth value where it can be told, guarded; False where only the data tells."""
         return self._guard_or(False)
 
     def guard_or_true(self, file: Text, line: int) -> bool:
+        """The truth value where it can be told, guarded; True where only the data tells."""
         return self._guard_or(True)
 
     def _guard_or(self, default: bool) -> bool:
@@ -358,6 +420,7 @@ class SymNode:
         return default if self.hint is None else self.bool_()
 
     def statically_known_true(self, file: Text, line: int) -> bool:
+        """Whether it holds whatever the symbols are, by what is known of them; nothing is guarded."""
         return self.env.decide(self._truth()) is True
 
     def expect_true(self, file: Text, line: int) -> bool:
@@ -368,25 +431,33 @@ class SymNode:
         return True
 
     def expect_size(self, file: Text, line: int) -> bool:
+        """Takes it for a size: not negative."""
         return self.ge(self.wrap_int(0)).expect_true(file, line)
 
     # layout predicates ----------------------------------------------------------------------------------------
     def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether strides are those of the sizes in row-major order, guarded."""
         return self.wrap_bool(_in_order(self, sizes, strides, range(len(sizes) - 1, -1, -1)))
 
     def is_channels_last_contiguous_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether four strides are dense in channels_last order, guarded."""
         return self.wrap_bool(len(sizes) == 4 and _in_order(self, sizes, strides, (1, 3, 2, 0)))
 
     def is_channels_last_contiguous_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether five strides are dense in channels_last order, guarded."""
         return self.wrap_bool(len(sizes) == 5 and _in_order(self, sizes, strides, (1, 4, 3, 2, 0)))
 
     def is_channels_last_strides_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether four strides suggest channels_last, dense or not."""
         return self.wrap_bool(len(sizes) == 4 and _looks_channels_last(self, sizes, strides, (1, 3, 2, 0)))
 
     def is_channels_last_strides_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether five strides suggest channels_last, dense or not."""
         return self.wrap_bool(len(sizes) == 5 and _looks_channels_last(self, sizes, strides, (1, 4, 3, 2, 0)))
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """Whether the elements fill a block of memory once, in the order of the example's strides."""
+
         def key(i: int) -> tuple[int | float, int]:
             hint = strides[i].hint
             return (float("inf") if hint is None else hint), -i
@@ -395,6 +466,7 @@ class SymNode:
         return self.wrap_bool(_in_order(self, sizes, strides, innermost_first))
 
     def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        """The same as 1 or 0."""
         return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).bool_()))
 
 

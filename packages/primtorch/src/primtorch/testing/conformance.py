@@ -35,6 +35,7 @@ class Report:
 
     @property
     def complete(self) -> bool:
+        """Whether no prim is missing and none is wrong."""
         return not self.missing and not self.wrong
 
     def __str__(self) -> str:

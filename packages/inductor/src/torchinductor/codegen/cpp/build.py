@@ -104,6 +104,7 @@ def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProces
 
 
 def cpu_flags() -> str:
+    """The processor's features as /proc/cpuinfo has them in a line; its name where there is no such file."""
     try:
         with open("/proc/cpuinfo") as f:
             return next((line for line in f if line.startswith("flags")), "")

@@ -63,6 +63,7 @@ class Tile:
 
     @property
     def elements(self) -> int:
+        """How many elements the tile has room for."""
         return (self.cross.most or 0) * (self.vector.most or 0)
 
     @property

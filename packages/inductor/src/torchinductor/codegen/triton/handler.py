@@ -103,6 +103,7 @@ class TritonHandler(OpsHandler[Value]):
     # ---- statements ------------------------------------------------------------------------------------------
 
     def name(self, prefix: str = "t") -> str:
+        """A name that the text does not have yet."""
         self._count += 1
         return f"{prefix}{self._count}"
 
@@ -122,12 +123,15 @@ class TritonHandler(OpsHandler[Value]):
         return value
 
     def statement(self, text: str) -> None:
+        """Adds a line, within the loop that is open."""
         (self.lines if self.loop is None else self.loop).append(text)
 
     def begin_loop(self) -> None:
+        """What follows is in a loop."""
         self.loop, self.after = [], []
 
     def end_loop(self, head: str) -> None:
+        """Closes the loop, whose first line is `head`; then comes what was to follow it."""
         self.lines.append(head)
         self.lines += ["    " + line for line in self.loop or []]
         self.lines += self.after
@@ -135,6 +139,7 @@ class TritonHandler(OpsHandler[Value]):
         self._loop_shared.clear()
 
     def dims_of(self, expr: IntExpr) -> frozenset[str]:
+        """The dimensions of the tile along which an index varies."""
         return NO_DIMS.union(*(self.dims.get(s, NO_DIMS) for s in expr.symbols()))
 
     def mask_text(self, dims: Iterable[str], extra: Value | None = None) -> str:
