@@ -239,10 +239,12 @@ def untold(tree: ast.AST) -> Iterator[int]:
 
 
 # Packages of which all that is public has a docstring.
-DOCUMENTED = ("aotautograd", "torchdistributed", "torchcompile")
+DOCUMENTED = tuple(MAY_IMPORT)
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # Methods that torch.autograd.Function documents.
 AUTOGRAD_METHODS = frozenset({"forward", "backward", "setup_context", "vmap", "jvp"})
+# What Python documents: by these decorators a function is an instruction of its, or one of its built-in functions.
+PYTHONS_OWN = ("opcode", "RULES.interprets")
 
 
 def definitions(body: Iterable[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definition]]:
@@ -281,8 +283,9 @@ class Documentation:
         """Public names of a module that say nothing, with their lines. Overloads are said by what they overload."""
         for owner, node in definitions(tree.body):
             hidden = node.name.startswith("_") or owner.startswith("_")
-            overload = any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list)
-            if not (hidden or overload or ast.get_docstring(node) or self.inherited(owner, node.name)):
+            marks = [ast.unparse(mark).partition("(")[0] for mark in node.decorator_list]
+            elsewhere = any(mark.endswith("overload") or mark in PYTHONS_OWN for mark in marks)
+            if not (hidden or elsewhere or ast.get_docstring(node) or self.inherited(owner, node.name)):
                 yield f"{owner}.{node.name}".lstrip("."), node.lineno
 
 

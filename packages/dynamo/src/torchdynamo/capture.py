@@ -294,6 +294,7 @@ class UserStack:
         self._levels: list[tuple[InterpretedFrame, int, tuple[UserFrame, ...]]] = []  # the stack down to each frame
 
     def now(self) -> tuple[UserFrame, ...]:
+        """The user's frames, outermost first; those that have not moved on are the same objects."""
         frames, levels, same = self.frames, self._levels, 0
         for (known, index, _), frame in zip(levels, frames, strict=False):
             if known is not frame or index != frame.index:
@@ -307,10 +308,12 @@ class UserStack:
         return found
 
     def clear(self) -> None:
+        """Forgets the frames."""
         self._levels.clear()
 
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:
+    """Positions of the interpreter as the frames that graphs and errors have."""
     return tuple(UserFrame(p.file, p.line, p.function) for p in positions)
 
 

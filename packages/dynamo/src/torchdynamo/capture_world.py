@@ -534,6 +534,7 @@ class CaptureWorld(PlainWorld):
         return self.import_by(fn.__globals__, name, fromlist, level)
 
     def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> object:
+        """What an `import` of the program gives, for the names of `namespace`."""
         return imports.captured(self.outside.externals, self._has, name, namespace, fromlist, level)
 
     def _has(self, module: types.ModuleType, name: str) -> bool:
@@ -776,4 +777,5 @@ _NEED_NUMBERS: list[object] = [str, repr, ascii, format, hash, OSError]
 
 
 def type_has(kind: type, name: str) -> bool:
+    """Whether a class or one of its bases has an attribute in its own dict."""
     return any(name in klass.__dict__ for klass in kind.__mro__)

@@ -53,6 +53,7 @@ class Explanation:
 
     @property
     def op_count(self) -> int:
+        """Operations in all graphs."""
         return sum(map(_operations, self.graphs))
 
     @property

@@ -16,10 +16,14 @@ from typing import Any, TypeVar, Union, dataclass_transform
 
 
 class _Step:
-    """What every source has: room for its hash."""
+    """What every source has: its text, and room for its hash."""
 
     __slots__ = ("_hash",)
     _hash: int
+
+    def expression(self) -> str:
+        """The text by which generated code and guards read it: P, G and C are what code holds, globals and cells."""
+        raise NotImplementedError
 
 
 S = TypeVar("S", bound=_Step)
@@ -299,6 +303,7 @@ class Scope:
 
     @staticmethod
     def of(function: types.FunctionType, flat: Sequence[object], pinned: Sequence[object]) -> Scope:
+        """That of a call of the function with the flat argument vector."""
         return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
 

@@ -117,9 +117,11 @@ class Place:
 
     @property
     def here(self) -> StoppedFrame:
+        """The innermost frame."""
         return self.stopped.frames[-1]
 
     def pop(self) -> str:
+        """An expression for the top of the stack, which is taken off."""
         return self.codegen.value(self.stack.pop())
 
     def enter(
@@ -386,6 +388,7 @@ def _lines(place: Place) -> tuple[types.FunctionType, ...]:
 
 
 def call_on(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Calls the function: what a call in tail position is, where generated code makes it."""
     return function(*args, **kwargs)
 
 

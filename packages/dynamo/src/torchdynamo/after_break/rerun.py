@@ -46,6 +46,7 @@ class Before:
     written: tuple[Any, ...]
 
     def put_back(self) -> None:
+        """Gives generators and ambient states what they had before the graph ran."""
         for generator, state in self.generators:
             generator.set_state(state)
         for known, then in self.states:

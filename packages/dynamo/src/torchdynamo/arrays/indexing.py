@@ -20,6 +20,7 @@ _WHOLE = (int, slice, type(None), type(...))
 
 
 def is_basic(key: object) -> bool:
+    """Whether NumPy gives a view for a key: slices, integers, None and an ellipsis."""
     items = key if type(key) is tuple else (key,)
     return all(
         (isinstance(item, _WHOLE) and not isinstance(item, bool)) or isinstance(item, numpy.integer) for item in items

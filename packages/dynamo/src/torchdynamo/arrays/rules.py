@@ -45,6 +45,7 @@ def dims(axis: Axis, tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def dim_of(axis: SupportsIndex) -> int:
+    """The axis as a number. Breaks the graph where it is not known."""
     known(axis)
     return int(axis)
 

@@ -62,6 +62,7 @@ class Array(InterpreterObject):
 
     @property
     def is_scalar(self) -> bool:
+        """Whether it stands for a NumPy scalar."""
         return not isinstance(self.model, numpy.ndarray)
 
     def value(self) -> torch.Tensor:

@@ -30,9 +30,11 @@ class ArrayCalls:
 
     @property
     def concerned(self) -> bool:
+        """Whether the program has arrays of this kind at all."""
         return self.world.used
 
     def handle(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The result of a call that has arrays among its arguments, else MISSING."""
         args, kwargs = self._current(args), self._current(kwargs)
         owner = self.world.current(getattr(fn, "__self__", None))
         if isinstance(owner, Array):  # a method that was bound while the array was known

@@ -43,18 +43,22 @@ class FunctionContext:
         self.materialize_grads = True
 
     def save_for_backward(self, *tensors: object) -> None:
+        """Keeps what the backward reads as `saved_tensors`."""
         self.to_save = self.saved_tensors = self.saved_variables = tensors
 
     def save_for_forward(self, *tensors: object) -> None:
-        pass
+        """Nothing: it is for forward-mode derivatives."""
 
     def mark_non_differentiable(self, *tensors: object) -> None:
+        """Notes results without history."""
         self.non_differentiable = tensors
 
     def mark_dirty(self, *tensors: object) -> None:
+        """Notes inputs that the forward writes to."""
         self.dirty_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
+        """Whether gradients that are missing are zeros."""
         self.materialize_grads = value
 
 
@@ -98,6 +102,7 @@ class CapturedFunction(nn.Module):
         self.function: Any = type(carried.name, (base,), {})
 
     def forward(self, *inputs: object) -> object:
+        """The function's results, and what escapes from inside."""
         direct = self.carried.direct
         return self.function.apply(self, inputs[direct:], *inputs[:direct])
 
@@ -237,6 +242,7 @@ class AutogradFunctions:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
+        """A block of a backward, which runs without history of its own."""
         self._backwards += 1
         try:
             with grad_mode(False):

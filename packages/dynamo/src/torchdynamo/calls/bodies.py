@@ -30,6 +30,7 @@ REASON = "higher_order_operator"
 
 
 def refusal(detail: str) -> BreakGraph:
+    """The break of an operator over functions."""
     return BreakGraph(REASON, detail)
 
 

@@ -82,7 +82,8 @@ class CallingWorld(World, Protocol):
 
     def import_by(
         self, namespace: Mapping[str, object], name: str, fromlist: Sequence[str] | None, level: int
-    ) -> object: ...
+    ) -> object:
+        """What an `import` of the program gives, for the names of `namespace`."""
 
 
 class Calls:

@@ -47,6 +47,7 @@ class CheckpointedGraph(nn.Module):
         self.rules = rules
 
     def forward(self, *inputs: object) -> object:
+        """Runs the body by `torch.utils.checkpoint`, as the program asked for it."""
         return eager.checkpoint(
             self.body,
             *inputs,

@@ -41,6 +41,7 @@ class Duals:
         self._primals: set[fx.Node] = set()  # what it took out of others: they have no tangent
 
     def rules(self) -> tuple[tuple[object, Rule], ...]:
+        """The functions of `torch.autograd.forward_ad`, and what calls of them mean."""
         return (
             (forward_ad.enter_dual_level, self.enter),
             (forward_ad.exit_dual_level, self.exit),
@@ -49,6 +50,7 @@ class Duals:
         )
 
     def enter(self, fn: Callee, args: Args, kwargs: Kwargs) -> int:
+        """Begins a level of dual numbers; the graph has one at a time."""
         recorder = self.recorder
         if self.entered is not None or recorder.regions.open or recorder.modes or args or kwargs:
             raise _refusal("a level of dual numbers within another block")
@@ -58,6 +60,7 @@ class Duals:
         return 0
 
     def exit(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """Ends the level: tangents are gone."""
         if self.entered is None or args or kwargs.get("level") not in (None, 0):
             raise _refusal("the end of a level of dual numbers that began before the graph, or out of turn")
         self.entered = None

@@ -64,6 +64,7 @@ class Emissions:
         ] = []  # the program's contexts, what stands for each
 
     def rules(self) -> tuple[tuple[object, Rule], ...]:
+        """The functions that say something, and what calls of them mean."""
         return (
             *((function, self.log) for function in torch_calls.LOG_LEVELS),
             *((function, self.ask) for function in torch_calls.LOG_QUESTIONS),
@@ -83,6 +84,7 @@ class Emissions:
     # -- logging ----------------------------------------------------------------------------
 
     def get_logger(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The program's own logger."""
         logger = fn(*args, **kwargs)
         return self.outside.externals.hold(logger, "logger")
 
@@ -183,6 +185,7 @@ class Emissions:
         self.do(fn, (context,), filters=True)
 
     def exit_filters(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """The end of `warnings.catch_warnings()`: filters are what they were."""
         context = args[0]
         begun = next((i for i, made in enumerate(self.made) if made.args and made.args[0] is context), None)
         if begun is not None:

@@ -38,9 +38,11 @@ class HigherOrderCalls:
         self.bodies = Bodies(outside, world, interpreter)
 
     def takes(self, function: types.FunctionType) -> bool:
+        """Whether the function is one of these operators."""
         return _name(function) in _RULES
 
     def call(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> object:
+        """The operator's call as a node of the graph. Breaks the graph where its arguments do not bind."""
         try:
             given = inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:

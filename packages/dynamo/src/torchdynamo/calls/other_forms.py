@@ -70,6 +70,7 @@ _DISPATCH = next(
 
 
 def implementation(registry: dict[type, Callable[..., object]], cls: type) -> Callable[..., object]:
+    """What a `functools.singledispatch` function runs for a class."""
     if cls in registry:
         return registry[cls]
     return functools._find_impl(cls, registry)  # type: ignore[attr-defined, no-any-return]

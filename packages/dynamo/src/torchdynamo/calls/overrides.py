@@ -40,6 +40,7 @@ class Overrides:
         self.recorder.mode_override = self.ask_mode
 
     def rules(self) -> Iterator[tuple[object, Callable[..., object]]]:
+        """The functions of torch's that ask for overrides, and what calls of them mean."""
         yield DEFAULT, self._default
         yield torch.overrides.handle_torch_function, self._handle
         yield _NEW, self._new

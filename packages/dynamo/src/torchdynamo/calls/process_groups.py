@@ -46,6 +46,7 @@ class ProcessGroups:
         self.outside = outside
 
     def rules(self) -> Iterator[tuple[object, Rule]]:
+        """Questions about process groups, and what calls of them mean."""
         for function in _questions():
             yield function, self._ask
         if torch.distributed.is_available():

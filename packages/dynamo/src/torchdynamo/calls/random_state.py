@@ -37,6 +37,7 @@ class RandomState:
         self._made: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # by identity, with its present state
 
     def rules(self) -> tuple[tuple[object, Rule], ...]:
+        """The functions of generators' states, and what calls of them mean."""
         return (
             (torch.Generator, self.make),
             (torch.manual_seed, self.seed_all),

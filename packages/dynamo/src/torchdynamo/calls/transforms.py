@@ -58,6 +58,7 @@ class TransformedGraph(nn.Module):
         self.closed_over = closed_over
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """The transform's results: values, then what the function gives beside them."""
         around, tensors = inputs[: self.closed_over], inputs[self.closed_over :]
 
         def body(*inner: object) -> tuple[Tensors, Tensors]:

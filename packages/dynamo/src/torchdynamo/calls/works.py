@@ -71,6 +71,7 @@ class Works:
         return -1
 
     def rules(self) -> Iterator[tuple[object, Rule]]:
+        """Methods of works and futures, and what calls of them mean."""
         if not torch.distributed.is_available():
             return
         for kind, answers in ((torch.distributed.Work, _OF_WORK), (torch._C.Future, _OF_FUTURES)):

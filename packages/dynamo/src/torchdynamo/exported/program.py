@@ -51,6 +51,7 @@ class Surroundings:
 
     @staticmethod
     def now() -> Surroundings:
+        """That of this thread."""
         on = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
         return Surroundings(
             torch.is_grad_enabled(),
@@ -239,4 +240,5 @@ class Exported:
             raise ValueError("the exported graph does not fit this call: memory that it writes to is shared")
 
     def print_guards(self) -> str:
+        """The guards as text, a line for each."""
         return self.text or print_guards(self.guards)

@@ -29,10 +29,12 @@ class Structure:
     __hash__ = None  # type: ignore[assignment]
 
     def build(self, leaves: Iterable[object]) -> Any:
+        """Containers of this structure around the leaves."""
         return pytree.tree_unflatten(list(leaves), self.spec)
 
     @property
     def size(self) -> int:
+        """How many leaves there are."""
         return self.spec.num_leaves
 
     def text(self) -> str:
@@ -45,6 +47,7 @@ class Structure:
 
     @staticmethod
     def decode(text: object, classes: Sequence[type]) -> Structure:
+        """The structure that `encode` wrote. `classes` are those of containers that are not torch's own."""
         return flatten(_decode(text, {_name(c): c for c in (*pytree.SUPPORTED_NODES, *classes)}))[1]
 
 

@@ -59,6 +59,7 @@ class Conditions:
             self._allowed = before
 
     def refuse(self) -> None:
+        """From here on a branch on data breaks the graph."""
         self._allowed = False
 
     def take_for_granted(self, condition: FakeTensor, expected: bool) -> bool:
@@ -76,4 +77,5 @@ class Conditions:
         return True
 
     def release(self) -> None:
+        """Lets go of the tensors."""
         self.met.clear()

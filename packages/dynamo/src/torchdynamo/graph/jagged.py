@@ -43,6 +43,7 @@ _MAKERS: dict[str, int] = {"_nested_view_from_jagged": 3, "_nested_from_padded_t
 
 
 def is_jagged(value: object) -> bool:
+    """Whether a value is a nested tensor of the jagged layout."""
     return type(value) is KIND
 
 
@@ -126,10 +127,12 @@ def form_of(nested: Any) -> tuple[int, bool, tuple[str, ...], bool, bool]:
 
 
 def min_seqlen(nested: Any) -> int:
+    """The length of the shortest row that it keeps."""
     return int(nested._metadata_cache["min_seqlen"].shape[0])
 
 
 def max_seqlen(nested: Any) -> int:
+    """The length of the longest row that it keeps."""
     return int(nested._metadata_cache["max_seqlen"].shape[0])
 
 
@@ -258,6 +261,7 @@ class RaggedNode(SymNode):
         return int(str(self.expr)[1:])
 
     def nested_int_coeff(self) -> int:
+        """How many ragged lengths it stands for: one."""
         return 1
 
     def eq(self, other: SymNode) -> SymNode:
@@ -330,10 +334,12 @@ class Jagged:
         return made
 
     def dummy(self) -> Any:
+        """`dummy()`; the program has nested tensors from here on."""
         self.used = True
         return dummy()
 
     def are_in(self, args: object, kwargs: object) -> bool:
+        """Whether nested tensors are among the arguments."""
         return self.used and any(map(is_jagged, _leaves((args, kwargs))))
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

@@ -22,6 +22,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {"norm": torch.linalg.vector_norm
 
 
 def is_over_lists(name: str) -> bool:
+    """Whether an operator, by its name, works on lists of tensors."""
     return name.startswith(_PREFIX)
 
 

@@ -64,10 +64,12 @@ def address(array: numpy.ndarray | numpy.generic) -> int:
 
 
 def is_scalar(value: object) -> TypeGuard[numpy.generic]:
+    """Whether a value is a NumPy scalar: a number or a truth value."""
     return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _KINDS
 
 
 def is_array(value: object) -> TypeGuard[numpy.ndarray]:
+    """Whether a value is a plain array of numbers or truth values."""
     return type(value) is ARRAY and value.dtype.kind in _KINDS
 
 
@@ -129,6 +131,7 @@ class Arrays:
             return make(data.copy() if is_array(data) else data)
 
     def is_shared(self, array: numpy.ndarray) -> bool:
+        """Whether a tensor of the graph has the array's memory."""
         return bool(self.shared) and id(memory_of(array)) in self.shared
 
     def refuse_shared(self, array: numpy.ndarray) -> None:

@@ -73,6 +73,7 @@ class RunTimeText(InterpreterObject):
         self.function, self.args, self.origins, self.sample, self.source = function, args, origins, sample, source
 
     def need(self, *_: object) -> NoReturn:
+        """Raises TextNeeded: what asks has to have the text itself."""
         raise TextNeeded(self.origins)
 
     __str__ = __repr__ = __format__ = __len__ = __iter__ = __contains__ = __getitem__ = __hash__ = _Needs()  # type: ignore[assignment]
@@ -174,6 +175,7 @@ class RunTimeTexts:
         return HANDED_ON[type(text)](type(text), (), origins, text, source)
 
     def format(self, value: object, spec: object) -> Any:
+        """`format(value, spec)` as a text of run time, or MISSING where it is none."""
         if type(value) is RunTimeText and spec == "":
             return value
         if type(spec) is not str or spec.endswith("c"):  # a number's letter: not all have one
@@ -181,6 +183,7 @@ class RunTimeTexts:
         return self.of(format, value, spec)
 
     def convert(self, value: object, how: str) -> Any:
+        """The value's text by "str", "repr" or "ascii"."""
         if type(value) is RunTimeText and how == "str":
             return value
         return self.of(_CONVERSIONS[how], value)
@@ -266,6 +269,7 @@ class _Names(tuple[str, ...]):
 
 
 def joined(separator: str, *parts: str) -> str:
+    """The parts with the separator between them."""
     return separator.join(parts)
 
 

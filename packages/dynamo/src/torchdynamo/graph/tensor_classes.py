@@ -75,10 +75,12 @@ def is_default(kind: type) -> bool:
 
 
 def overrides(kind: type) -> bool:
+    """Whether a class has a `__torch_function__` that does something."""
     return override_of(kind) is not _NO_OVERRIDE
 
 
 def override_of(kind: type[torch.Tensor]) -> object:
+    """A class's `__torch_function__`."""
     return kind.__torch_function__
 
 

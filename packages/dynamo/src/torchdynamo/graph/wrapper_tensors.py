@@ -148,6 +148,7 @@ class Wrappers:
         return any(whole is not None and lies_over_ranks(type(whole)) for whole in wholes)
 
     def are_in(self, args: object, kwargs: object) -> bool:
+        """Whether tensors that wrap others are among the arguments."""
         return any(whole_of(tensor) is not None for tensor in _fakes((args, kwargs)))
 
 

@@ -84,6 +84,7 @@ def _tensor_text(want: TensorGuard) -> str:
 
 
 def call_text(read: AmbientRead) -> str:
+    """The call that a guard on ambient state makes, without addresses."""
     name = getattr(read.function, "__qualname__", repr(read.function))
     return f"{name}({', '.join(map(_without_address, read.args))})"
 
@@ -93,6 +94,7 @@ def _without_address(value: object) -> str:
 
 
 def short(value: object, limit: int = 80) -> str:
+    """The text of a value, cut at `limit` characters."""
     return _short_text(repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}", limit)
 
 

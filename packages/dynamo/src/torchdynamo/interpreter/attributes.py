@@ -108,6 +108,7 @@ def bind_or_hook(world: World, descriptor: object, obj: object, cls: type, name:
 
 
 def is_data_descriptor(kind: type) -> bool:
+    """Whether a descriptor of this class comes before the instance's own dict."""
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
@@ -149,6 +150,7 @@ def type_attribute(world: World, cls: type, name: str) -> object:
 
 
 def module_attribute(world: World, module: object, name: str) -> object:
+    """An attribute of a module: its own, its class's, or what its `__getattr__` gives."""
     value = world.instance_get(module, name)
     if value is not MISSING:
         return value
@@ -203,6 +205,7 @@ def store_instance_attribute(world: World, obj: object, name: str, value: object
 
 
 def set_through(world: World, descriptor: Any, obj: object, value: object) -> None:
+    """Sets an attribute by its data descriptor."""
     kind = type(descriptor)
     if kind is property and descriptor.fset is not None:
         world.call(descriptor.fset, (obj, value), {})

@@ -22,6 +22,8 @@ class Rules(dict[object, BuiltinRule]):
     """Rules of one domain, by the function or class that each stands for."""
 
     def interprets(self, *targets: object) -> Callable[[BuiltinRule], BuiltinRule]:
+        """Makes a function the rule of these built-in functions: `rule(world, args, kwargs)`."""
+
         def register(rule: BuiltinRule) -> BuiltinRule:
             self.update(dict.fromkeys(targets, rule))
             return rule

@@ -82,22 +82,27 @@ class FrameView(InterpreterObject):
 
     @property
     def f_back(self) -> FrameView | None:
+        """The caller's frame, None of the outermost one that is interpreted."""
         return FrameView(self._world, self._place - 1) if self._place else None
 
     @property
     def f_globals(self) -> dict[str, object]:
+        """The function's globals themselves."""
         return self._frame.function.__globals__
 
     @property
     def f_locals(self) -> dict[str, object]:
+        """Local variables by name, as they are now."""
         return self._frame.local_values()
 
     @property
     def f_code(self) -> types.CodeType:
+        """The function's code."""
         return self._frame.function.__code__
 
     @property
     def f_lineno(self) -> int:
+        """The line that is being run."""
         return self._frame.position.line
 
 

@@ -75,6 +75,7 @@ class Interpreter:
     # -- state ------------------------------------------------------------------------------
 
     def handled_exception(self) -> BaseException | None:
+        """The exception that the innermost handler is handling, or None."""
         state: ExceptionState | None = self.exc_state
         while state is not None and state.value is None:
             state = state.previous
@@ -161,6 +162,10 @@ class Interpreter:
     def call_function(
         self, fn: types.FunctionType, args: Sequence[object], kwargs: Mapping[str, object], tail: bool = False
     ) -> object:
+        """Runs a function of Python's in a frame of its own. `tail`: its result is the caller's instruction's.
+
+        Raises what the program raises, and `Escape` where interpretation ends.
+        """
         if self.pending_escape is not None:
             raise self.pending_escape
         if len(self.frames) > self.room:
@@ -206,6 +211,7 @@ class Interpreter:
         return self.instantiate(cls, args, kwargs)
 
     def instantiate(self, cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """A call of a class: `__new__`, then `__init__` where that gave an instance."""
         world = self.world
         new = cls.__new__
         if not is_python(new) and not is_python(cls.__init__):

@@ -39,6 +39,7 @@ def report() -> dict[str, str]:
 
 
 def main() -> int:
+    """Prints what becomes of each instruction of this Python; 1 where one has neither handler nor reason."""
     lines = report()
     for name, state in lines.items():
         print(f"{name:36} {state}")

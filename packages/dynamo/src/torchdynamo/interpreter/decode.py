@@ -101,6 +101,7 @@ class CodeCache:
         self._entries: dict[int, tuple[weakref.ref[types.CodeType], DecodedCode]] = {}
 
     def get(self, code: types.CodeType) -> DecodedCode:
+        """The decoded code, which is kept as long as the code lives."""
         entry = self._entries.get(id(code))
         if entry is not None and entry[0]() is code:
             return entry[1]
@@ -111,6 +112,7 @@ class CodeCache:
 
 
 def decode(code: types.CodeType, handlers: Mapping[int, Handler], missing: Callable[[int], Handler]) -> DecodedCode:
+    """Code as instructions with their handlers, jumps as places in the list, and what frames need beside them."""
     raw = code.co_code
     opcodes: list[int] = []
     arguments: list[int] = []

@@ -41,6 +41,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
 
     @property
     def position(self) -> Position:
+        """The file, the line and the function of the instruction that runs."""
         decoded = self.decoded
         return Position(decoded.filename, decoded.line(max(self.index - 1, 0)), decoded.name)
 

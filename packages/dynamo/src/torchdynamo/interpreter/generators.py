@@ -40,14 +40,17 @@ class InterpretedGenerator(InterpreterObject):
 
     @property
     def gi_frame(self) -> object:
+        """The frame, None once it has ended."""
         return self._frame
 
     @property
     def gi_suspended(self) -> bool:
+        """Whether it waits at a `yield`."""
         return self._started and self._frame is not None and not self.gi_running
 
     @property
     def gi_yieldfrom(self) -> object:
+        """What it delegates to, or None."""
         return self._delegate()
 
     def __iter__(self) -> Iterator[object]:
@@ -57,6 +60,7 @@ class InterpretedGenerator(InterpreterObject):
         return self.send(None)
 
     def send(self, value: object) -> object:
+        """Goes on to the next `yield`, whose value it gives. Raises StopIteration at the end."""
         frame = self._frame
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -68,6 +72,7 @@ class InterpretedGenerator(InterpreterObject):
         return self._resume(frame, None)
 
     def throw(self, kind: object, value: object = None, traceback: types.TracebackType | None = None) -> object:
+        """Raises an exception where it waits, and gives the next value."""
         error = _thrown(kind, value, traceback)
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -115,6 +120,7 @@ class InterpretedGenerator(InterpreterObject):
             self.gi_running = False
 
     def close(self) -> object:
+        """Ends it: what waits in `finally` blocks runs."""
         frame = self._frame
         if frame is None:
             return None

@@ -12,6 +12,8 @@ from torchdynamo.interpreter.state import FrameState, opcode
 
 
 class CallOpcodes(FrameState):
+    """Calls, and functions that are made."""
+
     __slots__ = ()
 
     # -- calls ------------------------------------------------------------------------------
@@ -76,6 +78,7 @@ class CallOpcodes(FrameState):
         self.stack.append(self.call_in_tail(callee, arguments, dict(keywords) if keywords else {}))
 
     def star_arguments(self, callee: object, arguments: object) -> list[object]:
+        """The values of `*arguments`. Raises TypeError, as Python words it, where they are no iterable."""
         if not is_iterable(arguments):
             name = getattr(callee, "__qualname__", f"{type(callee).__name__} object")
             module = getattr(callee, "__module__", None)

@@ -10,6 +10,8 @@ from torchdynamo.interpreter.state import LEAVE, FrameState, HandlerSlot, opcode
 
 
 class ControlOpcodes(FrameState):
+    """Jumps, loops, exceptions, `with`, generators."""
+
     __slots__ = ()
 
     # -- jumps ------------------------------------------------------------------------------

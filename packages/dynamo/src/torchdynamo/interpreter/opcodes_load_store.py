@@ -9,6 +9,8 @@ from torchdynamo.interpreter.state import CLOSED, FrameState, opcode
 
 
 class LoadStoreOpcodes(FrameState):
+    """Names, attributes, items, and the stack."""
+
     __slots__ = ()
 
     # -- local variables --------------------------------------------------------------------
@@ -21,6 +23,7 @@ class LoadStoreOpcodes(FrameState):
         self.stack.append(value)
 
     def unbound_local(self, slot: int) -> UnboundLocalError:
+        """The error for a local variable that has no value."""
         name = self.decoded.local_names[slot]
         return UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
 
@@ -93,6 +96,7 @@ class LoadStoreOpcodes(FrameState):
         self.stack.append(value)
 
     def unbound_cell(self, slot: int) -> NameError:
+        """The error for a variable in a cell that has no value."""
         name = self.decoded.local_names[slot]
         if name in self.function.__code__.co_freevars:
             return NameError(

@@ -25,6 +25,8 @@ _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, s
 
 
 class OperatorOpcodes(FrameState):
+    """Operators, containers that are built and taken apart, patterns of `match`."""
+
     __slots__ = ()
 
     # -- operators --------------------------------------------------------------------------
@@ -191,6 +193,7 @@ class OperatorOpcodes(FrameState):
             made.add(self.key(made, part))
 
     def consume(self, iterator: object) -> list[object]:
+        """All that an iterator still gives."""
         values = []
         advance = self.world.advance
         while True:
@@ -224,6 +227,7 @@ class OperatorOpcodes(FrameState):
             target[key] = value
 
     def mapping_items(self, mapping: object) -> dict[object, object]:
+        """A mapping as a dict, by its `keys()` and items."""
         world = self.world
         if isinstance(mapping, dict) and type(mapping).__iter__ in (dict.__iter__, collections.OrderedDict.__iter__):
             return mapping
@@ -312,6 +316,7 @@ class OperatorOpcodes(FrameState):
     def match_class(
         self, subject: object, cls: object, count: int, names: tuple[str, ...]
     ) -> tuple[object, ...] | None:
+        """The attributes that a class pattern asks for, or None where it does not match."""
         if not isinstance(cls, type):
             raise TypeError("called match pattern must be a class")
         if not self.world.call(isinstance, (subject, cls), {}):

@@ -50,6 +50,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def binary(world: World, symbol: str, a: object, b: object) -> object:
+    """`a op b`, by the methods of the operands' classes where these are Python's. Raises TypeError as Python does."""
     native, _, method, reflected, _ = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if symbol == "%" and kind_a is str:
@@ -102,6 +103,7 @@ def _sequence_operation(a: object, b: object, left: Callable[[object, object], o
 
 
 def inplace(world: World, symbol: str, a: object, b: object) -> object:
+    """`a op= b`, by the method in place where there is one, else as `binary`."""
     _, native, method, reflected, in_place = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if not may_change(kind_a) and not may_change(kind_b):
@@ -128,6 +130,7 @@ def inplace(world: World, symbol: str, a: object, b: object) -> object:
 
 
 def compare(world: World, symbol: str, a: object, b: object) -> object:
+    """`a op b` for a comparison; tuples and lists part by part, asking the world."""
     native, method, reflected = COMPARE[symbol]
     kind_a, kind_b = type(a), type(b)
     if kind_a in STRUCTURES and kind_b in STRUCTURES and structural.compares_parts(symbol, a, b):
@@ -165,12 +168,14 @@ def _rich(world: World, method: str, a: object, b: object) -> object:
 
 
 def unary(world: World, symbol: str, a: object) -> object:
+    """`-a`, `+a`, `~a`"""
     native, method = UNARY[symbol]
     function = python_method(type(a), method) if may_change(type(a)) else None
     return native(a) if function is None else world.call(function, (a,), {})
 
 
 def truth(world: World, obj: object) -> bool:
+    """`bool(obj)`, by `__bool__`, else `__len__`."""
     kind = type(obj)
     if not may_change(kind):
         return bool(obj)
@@ -186,6 +191,7 @@ def truth(world: World, obj: object) -> bool:
 
 
 def contains(world: World, container: Any, item: object) -> bool:
+    """`item in container`"""
     kind = type(container)
     method = getattr(kind, "__contains__", None)
     if is_python(method):

@@ -23,6 +23,7 @@ from torchdynamo.interpreter.protocol import (
     InterpreterObject,
     Kwargs,
     UnsupportedProgram,
+    World,
     is_text,
 )
 from torchdynamo.interpreter.structural import shows_parts, stored_key
@@ -30,8 +31,8 @@ from torchdynamo.interpreter.structural import shows_parts, stored_key
 _object_format: object = object.__format__
 
 
-class PlainWorld:
-    """Implements `protocol.World`."""
+class PlainWorld(World):
+    """The world as it is: what the program touches is touched."""
 
     interpreter: InterpreterApi
 

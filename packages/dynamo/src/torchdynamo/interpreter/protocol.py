@@ -112,18 +112,37 @@ class InterpreterApi(Protocol):
     refused_raise: int  # ordinal of the raise that ends capture, or -1
     refused_start: int  # ordinal of the generator at whose start capture ends, or -1
 
-    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Calls anything: functions of Python are interpreted, the rest is the world's."""
+
     def call_function(
         self, fn: types.FunctionType, args: Sequence[object], kwargs: Mapping[str, object], tail: bool = False
-    ) -> object: ...
-    def instantiate(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...
-    def run_class_body(self, fn: types.FunctionType, namespace: object) -> object: ...
-    def raise_pending(self) -> None: ...
-    def handled_exception(self) -> BaseException | None: ...
-    def note_raise(self, error: BaseException) -> None: ...
-    def note_reraise(self, error: BaseException) -> None: ...
-    def note_start(self, name: str) -> int: ...
-    def positions(self) -> tuple[Position, ...]: ...
+    ) -> object:
+        """Runs a function of Python's in a frame of its own."""
+
+    def instantiate(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """A call of a class."""
+
+    def run_class_body(self, fn: types.FunctionType, namespace: object) -> object:
+        """Runs a class body in its namespace; gives the cell of `__class__`, if there is one."""
+
+    def raise_pending(self) -> None:
+        """Raises the escape that had to wait for the end of the instruction, if there is one."""
+
+    def handled_exception(self) -> BaseException | None:
+        """The exception that the innermost handler is handling, or None."""
+
+    def note_raise(self, error: BaseException) -> None:
+        """Counts an exception that the program raises."""
+
+    def note_reraise(self, error: BaseException) -> None:
+        """Counts where a caught exception goes on."""
+
+    def note_start(self, name: str) -> int:
+        """Counts a generator that starts; gives its ordinal."""
+
+    def positions(self) -> tuple[Position, ...]:
+        """Where the frames are, outermost first."""
 
 
 class World(Protocol):
@@ -132,70 +151,160 @@ class World(Protocol):
     interpreter: InterpreterApi
 
     # names
-    def load_global(self, fn: types.FunctionType, name: str) -> object: ...
-    def store_global(self, fn: types.FunctionType, name: str, value: object) -> None: ...
-    def delete_global(self, fn: types.FunctionType, name: str) -> None: ...
-    def make_cell(self, cell: types.CellType) -> types.CellType: ...  # tells of a cell that the program makes
-    def load_cell(self, cell: types.CellType) -> object: ...  # MISSING when empty
-    def store_cell(self, cell: types.CellType, value: object) -> None: ...
-    def delete_cell(self, cell: types.CellType) -> None: ...
-    def function_defaults(
-        self, fn: types.FunctionType
-    ) -> tuple[tuple[object, ...] | None, dict[str, object] | None]: ...
+    def load_global(self, fn: types.FunctionType, name: str) -> object:
+        """A global, else a built-in name. Raises NameError."""
+
+    def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
+        """Sets a global."""
+
+    def delete_global(self, fn: types.FunctionType, name: str) -> None:
+        """Deletes a global. Raises NameError."""
+
+    def make_cell(self, cell: types.CellType) -> types.CellType:
+        """Tells of a cell that the program makes; gives the one to use."""
+
+    def load_cell(self, cell: types.CellType) -> object:
+        """What a cell holds; MISSING when it is empty."""
+
+    def store_cell(self, cell: types.CellType, value: object) -> None:
+        """Fills a cell."""
+
+    def delete_cell(self, cell: types.CellType) -> None:
+        """Empties a cell."""
+
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
+        """A function's `__defaults__` and `__kwdefaults__`."""
 
     # attributes, as the program sees them
-    def getattr(self, obj: object, name: str) -> object: ...
-    def setattr(self, obj: object, name: str, value: object) -> None: ...
-    def delattr(self, obj: object, name: str) -> None: ...
+    def getattr(self, obj: object, name: str) -> object:
+        """`obj.name`, by all of Python's rules."""
 
-    def class_of(self, obj: object) -> type: ...
-    def make_super(self, cls: object, obj: object) -> object: ...  # `super()` in a method
+    def setattr(self, obj: object, name: str, value: object) -> None:
+        """`obj.name = value`, by all of Python's rules."""
+
+    def delattr(self, obj: object, name: str) -> None:
+        """`del obj.name`, by all of Python's rules."""
+
+    def class_of(self, obj: object) -> type:
+        """`type(obj)` as the program has it."""
+
+    def make_super(self, cls: object, obj: object) -> object:
+        """`super(cls, obj)`, which `super()` in a method is."""
 
     # attributes, the storage below the protocol of `attributes.py`
-    def instance_get(self, obj: object, name: str) -> object: ...  # the instance's own dict; MISSING
-    def instance_set(self, obj: object, name: str, value: object) -> None: ...
-    def instance_del(self, obj: object, name: str) -> None: ...
-    def class_get(self, cls: type, name: str) -> tuple[object, type] | None: ...  # (value, owner) by the MRO
-    def class_set(self, cls: type, name: str, value: object) -> None: ...
-    def class_del(self, cls: type, name: str) -> None: ...
-    def leaf_getattr(self, obj: object, name: str) -> object: ...  # attribute of an object of a C type
-    def leaf_setattr(self, obj: object, name: str, value: object) -> None: ...
-    def leaf_delattr(self, obj: object, name: str) -> None: ...
-    def descriptor_get(self, descriptor: object, obj: object, cls: type) -> object: ...  # descriptor of a C type
-    def descriptor_set(self, descriptor: object, obj: object, value: object) -> None: ...
-    def descriptor_del(self, descriptor: object, obj: object) -> None: ...
+    def instance_get(self, obj: object, name: str) -> object:
+        """What the instance's own dict has; MISSING where it has none."""
+
+    def instance_set(self, obj: object, name: str, value: object) -> None:
+        """Writes to the instance's own dict."""
+
+    def instance_del(self, obj: object, name: str) -> None:
+        """Deletes from the instance's own dict."""
+
+    def class_get(self, cls: type, name: str) -> tuple[object, type] | None:
+        """(value, owner) by the class's MRO, or None."""
+
+    def class_set(self, cls: type, name: str, value: object) -> None:
+        """Writes to a class's own dict."""
+
+    def class_del(self, cls: type, name: str) -> None:
+        """Deletes from a class's own dict."""
+
+    def leaf_getattr(self, obj: object, name: str) -> object:
+        """An attribute of an object of a C type."""
+
+    def leaf_setattr(self, obj: object, name: str, value: object) -> None:
+        """Sets an attribute of an object of a C type."""
+
+    def leaf_delattr(self, obj: object, name: str) -> None:
+        """Deletes an attribute of an object of a C type."""
+
+    def descriptor_get(self, descriptor: object, obj: object, cls: type) -> object:
+        """`__get__` of a descriptor of a C type."""
+
+    def descriptor_set(self, descriptor: object, obj: object, value: object) -> None:
+        """`__set__` of a descriptor of a C type."""
+
+    def descriptor_del(self, descriptor: object, obj: object) -> None:
+        """`__delete__` of a descriptor of a C type."""
 
     # items, operators
-    def getitem(self, obj: object, key: object) -> object: ...
-    def setitem(self, obj: object, key: object, value: object) -> None: ...
-    def delitem(self, obj: object, key: object) -> None: ...
-    def truth(self, obj: object) -> bool: ...
-    def check(self, obj: object, expected: bool) -> bool: ...  # the truth, of what makes the program raise otherwise
-    def unary(self, op: str, a: object) -> object: ...
-    def binary(self, op: str, a: object, b: object) -> object: ...
-    def inplace(self, op: str, a: object, b: object) -> object: ...
-    def compare(self, op: str, a: object, b: object) -> object: ...
+    def getitem(self, obj: object, key: object) -> object:
+        """`obj[key]`"""
+
+    def setitem(self, obj: object, key: object, value: object) -> None:
+        """`obj[key] = value`"""
+
+    def delitem(self, obj: object, key: object) -> None:
+        """`del obj[key]`"""
+
+    def truth(self, obj: object) -> bool:
+        """`bool(obj)`, for a branch."""
+
+    def check(self, obj: object, expected: bool) -> bool:
+        """The truth, of what makes the program raise where it is not `expected`."""
+
+    def unary(self, op: str, a: object) -> object:
+        """`op a`"""
+
+    def binary(self, op: str, a: object, b: object) -> object:
+        """`a op b`"""
+
+    def inplace(self, op: str, a: object, b: object) -> object:
+        """`a op= b`"""
+
+    def compare(self, op: str, a: object, b: object) -> object:
+        """`a op b` for a comparison."""
+
     def choose(  # of two values, and its key, by what `op` says of the two keys; None: ask for the truth
         self, op: str, values: tuple[object, object], keys: tuple[object, object]
-    ) -> tuple[object, object] | None: ...
-    def is_same(self, a: object, b: object) -> bool: ...
-    def contains(self, container: object, item: object) -> bool: ...
-    def tell_apart(self, *values: object) -> None: ...  # C code is about to hash or compare them
-    def iterate(self, obj: object) -> Any: ...
-    def advance(self, iterator: object) -> object: ...  # raises StopIteration
-    def convert(self, value: object, how: str) -> str: ...  # "str", "repr" or "ascii"
-    def format_value(self, value: object, spec: str) -> str: ...
-    def join_texts(self, parts: object) -> str: ...
+    ) -> tuple[object, object] | None:
+        """Of two values, and its key, by what `op` says of the two keys; None: ask for the truth."""
+
+    def is_same(self, a: object, b: object) -> bool:
+        """`a is b`"""
+
+    def contains(self, container: object, item: object) -> bool:
+        """`item in container`"""
+
+    def tell_apart(self, *values: object) -> None:
+        """C code is about to hash or to compare the values."""
+
+    def iterate(self, obj: object) -> Any:
+        """`iter(obj)`"""
+
+    def advance(self, iterator: object) -> object:
+        """`next(iterator)`. Raises StopIteration."""
+
+    def convert(self, value: object, how: str) -> str:
+        """The value's text, by "str", "repr" or "ascii"."""
+
+    def format_value(self, value: object, spec: str) -> str:
+        """`format(value, spec)`"""
+
+    def join_texts(self, parts: object) -> str:
+        """The parts of an f-string in one."""
 
     # calls
-    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...
-    def call_leaf(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...  # runs C code
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Calls anything."""
+
+    def call_leaf(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Calls what runs C code."""
+
     def build_class(
         self, body: types.FunctionType, name: str, bases: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object: ...
-    def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> Any: ...
-    def let_go(
-        self, values: Sequence[object], error: BaseException | None
-    ) -> None: ...  # they leave the innermost frame
-    def note_raise(self, error: BaseException) -> None: ...  # before any handler of the program sees it
-    def unsupported(self, reason: str, detail: str) -> NoReturn: ...
+    ) -> object:
+        """A `class` statement: the class."""
+
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> Any:
+        """An `import` statement: the module, by its `level`."""
+
+    def let_go(self, values: Sequence[object], error: BaseException | None) -> None:
+        """Values leave the innermost frame, with the exception that ends it, if one does."""
+
+    def note_raise(self, error: BaseException) -> None:
+        """An exception is raised; no handler of the program has seen it."""
+
+    def unsupported(self, reason: str, detail: str) -> NoReturn:
+        """Ends interpretation: the program does what it cannot follow."""

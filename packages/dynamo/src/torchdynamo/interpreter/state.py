@@ -34,6 +34,7 @@ class HandlerBounds:
         self.until = until
 
     def include(self, version: Version) -> bool:
+        """Whether a version of Python has the instruction."""
         return self.since <= version <= self.until
 
 
@@ -49,6 +50,7 @@ def opcode(*names: str, since: Version = FIRST, until: Version = LAST) -> Callab
 
 
 def python_version() -> Version:
+    """The Python that runs, as (3, 11)."""
     return (sys.version_info[0], sys.version_info[1])
 
 
@@ -105,6 +107,7 @@ class FrameState:
         self.tail = False  # what it returns is pushed by the calling frame's call instruction, and that is all
 
     def pop_many(self, count: int) -> list[Any]:
+        """Takes the last `count` values off the stack, in their order."""
         if not count:
             return []
         stack = self.stack

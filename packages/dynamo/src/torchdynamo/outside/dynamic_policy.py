@@ -50,6 +50,7 @@ class DynamicPolicy:
     read_whole: frozenset[Source] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
+        """The dims of an input whose sizes become symbols."""
         marks = size_marks(tensor)
         parameter = isinstance(tensor, nn.Parameter)
         found = []
@@ -63,6 +64,7 @@ class DynamicPolicy:
         return tuple(found)
 
     def number(self, value: int | float, source: Source) -> bool:
+        """Whether a number of the program's becomes a symbol."""
         fits = isinstance(value, float) or abs(value) <= INTEGER_BOUND
         return source in self.changed and not self.never and fits
 

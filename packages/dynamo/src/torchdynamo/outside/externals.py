@@ -96,17 +96,38 @@ TRUSTED_PACKAGES = _FIXED_PACKAGES | {"torch"}
 class TensorInputs(Protocol):
     """Who turns an external tensor or number into a graph input."""
 
-    def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
-    def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
-    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
-    def seqlen(self, value: int, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
-    def array_input(self, array: object, source: Source) -> Array: ...
-    def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
-    def text(self, value: object, source: Source) -> object: ...
-    def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
-    def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
-    def breaks_at(self, source: Source) -> bool: ...  # reading the list there at another length ends the graph
-    def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
+    def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """The fake of an input, the same one each time."""
+
+    def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """That of a tensor that wraps others."""
+
+    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """That of a nested tensor."""
+
+    def seqlen(self, value: int, source: Source) -> int | float | torch.SymInt | torch.SymFloat:
+        """The length of a nested tensor's shortest or longest row."""
+
+    def array_input(self, array: object, source: Source) -> Array:
+        """What stands for a NumPy array."""
+
+    def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat:
+        """A number, or the symbol that it has become."""
+
+    def text(self, value: object, source: Source) -> object:
+        """A text, or the one of run time that it has become."""
+
+    def steps(self, source: Source) -> bool:
+        """Whether the iterator there is advanced for real."""
+
+    def grows(self, source: Source) -> bool:
+        """Whether the list there was of another length at every call."""
+
+    def breaks_at(self, source: Source) -> bool:
+        """Whether reading the list there at another length ends the graph."""
+
+    def changes(self, source: Source) -> bool:
+        """Whether something at or beneath the source differed between calls."""
 
 
 @dataclass(slots=True)

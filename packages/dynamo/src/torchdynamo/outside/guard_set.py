@@ -41,6 +41,7 @@ class GuardSet:
             self.keep(guard)
 
     def guards(self) -> tuple[Guard, ...]:
+        """In the order in which they were added."""
         return tuple(self._guards.values())
 
     def __len__(self) -> int:

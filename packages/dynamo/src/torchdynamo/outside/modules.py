@@ -100,6 +100,7 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 
 def uses_plain_getattr(kind: type) -> bool:
+    """Whether attributes of modules of a class are found as `nn.Module` finds them."""
     return (
         getattr(kind, "__getattr__", None) is _PLAIN_GETATTR
         and vars(object)["__getattribute__"] is kind.__getattribute__

@@ -39,6 +39,7 @@ class Overlays:
         return MISSING if entry is None else entry[1]
 
     def write(self, owner: object, name: str, value: object, kind: str = "attribute") -> None:
+        """Keeps a write aside; DELETED deletes."""
         self.count += 1
         key = (id(owner), name, kind)
         slot, before = self._slots.get(key, (Slot(owner, name, kind), MISSING))
@@ -71,9 +72,11 @@ class Overlays:
             del self._slots[id(owner), name, "attribute"]
 
     def writes(self) -> Iterator[tuple[Slot, object]]:
+        """What was written, in the order of the first write to each slot."""
         return iter(list(self._slots.values()))
 
     def clear(self) -> None:
+        """Forgets all writes."""
         self._slots.clear()
 
     def __len__(self) -> int:
