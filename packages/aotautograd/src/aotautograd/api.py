@@ -106,21 +106,27 @@ def aot_module(
 ) -> Callable[..., Sequence[object]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
-    The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers
-    get functional graphs whose placeholders are SymInts first, then tensors.
+    The result takes and gives what the program does, for inputs with the metadata of the examples (what differs is for
+    the caller to guard). A program that writes to inputs is compiled again for calls in which a written input shares
+    memory with another.
 
-    A program that writes to inputs is compiled again for calls in which a written input shares memory with another.
-    `distinct_inputs` says that the caller sees to it that none does, and saves the check at each call.
+    Args:
+        example_inputs: tensors (real or fake), numbers, SymInts.
+        fw_compiler, bw_compiler, inference_compiler: `(graph, examples) -> callable` for functional graphs, whose
+            placeholders are SymInts first, then tensors; where one is not given, it is the first.
+        decompositions: the set of operators of these graphs; None: ATen's as they were called.
+        preserve: operators that `decompositions` leaves whole.
+        dump: called with (file name, text) for each stage.
+        distinct_inputs: the caller sees to it that no written input shares memory, which saves the check at each call.
+        eager_random: random numbers are drawn by ATen's operators, as in eager. Prims have a generator of their own:
+            for the same seed the numbers are the same in each run, but not eager's.
+        stages: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each
+            by a graph of its own; within a group they come in its order, and those of inputs of no group come last.
+        shelf: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
+            have the examples' metadata, without wrappers, with `distinct_inputs` and at most one stage.
 
-    A graph of ATen operators draws the random numbers that eager draws. Prims have a generator of their own: for the
-    same seed the numbers are the same in each run, but not eager's. `eager_random` keeps ATen's operators for them.
-    `preserve`: operators that `decompositions` leaves whole.
-
-    `stages`: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each by
-    a graph of its own; within a group they come in its order, and those of inputs of no group come last.
-
-    `shelf`: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
-    have the examples' metadata, without wrappers, with `distinct_inputs` and at most one stage.
+    Raises:
+        AotAutogradError, DataDependentValue: see `trace_joint`. What a compiler raises passes through.
     """
     compilers = Compilers(
         fw_compiler,
@@ -466,7 +472,7 @@ def simplify(joint: JointGraph) -> JointGraph:
 
 
 def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> Partition:
-    """The forward and the backward of a joint graph."""
+    """The forward and the backward of a joint graph, as the strategy cuts it; the joint graph stays as it is."""
     parts = strategy(joint)
     for module in parts:
         made_by(module, getattr(strategy, "__name__", type(strategy).__name__), joint.module)
@@ -498,7 +504,8 @@ def aot_function(
     """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is
     constant.
 
-    It is traced once for each structure of arguments, metadata of tensors, and state of grad mode and autocast.
+    It is traced once for each structure of arguments, metadata of tensors, and state of grad mode and autocast. The
+    keywords are those of `aot_module`, and so are the errors, which a call raises.
     """
     cache: dict[object, tuple[Callable[..., Sequence[object]], list[pytree.TreeSpec]]] = {}
 

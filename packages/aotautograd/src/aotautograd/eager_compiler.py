@@ -47,5 +47,5 @@ class BoxedGraph:
 
 
 def run_graph(gm: fx.GraphModule, example_inputs: Sequence[object]) -> Compiled:
-    """The graph as it is: a forward, backward or inference compiler."""
+    """The graph as it is, run by PyTorch's kernels: a forward, backward or inference compiler."""
     return BoxedGraph(gm)

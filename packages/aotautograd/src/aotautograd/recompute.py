@@ -88,6 +88,9 @@ def min_cut(memory_budget: float = 1.0) -> Partitioner:
     their values, as long as eager's autograd keeps more: see `_read_by_calls` and `_long_sums`. Below 1 it also
     recomputes these, and then costly operators (never random draws), the ones with the largest results first, until at
     most that part of the bytes is kept; 0 keeps only inputs and random values.
+
+    Raises:
+        ValueError: a budget that is not between 0 and 1.
     """
     if not 0 <= memory_budget <= 1:
         raise ValueError(f"memory_budget is a fraction between 0 and 1, not {memory_budget}")

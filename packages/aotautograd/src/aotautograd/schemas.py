@@ -217,17 +217,20 @@ class JointGraph:
     Placeholders: those of the forward, then the tangents. Outputs: `forward_outputs`, then one gradient for each entry
     of `metadata.gradients` (None where there is none, or where it is made of another result or a tangent: see
     `metadata.made_gradients`), then what such gradients are views of.
+
+    Attributes:
+        guard: from the forward's placeholders to the tensors of `metadata.assumptions`.
+        failing: tangents whose backward raises, whatever the data, and what: the program overwrote what a derivative
+            reads. The gradients are those of the other tangents.
+        totals: for each tangent to whose result others lead, the node of the sum of it and of what they lead to.
+        kept_bytes: what eager's autograd keeps beside inputs; symbolic sizes by their hints. None: nobody has counted.
     """
 
     module: torch.fx.GraphModule
     metadata: ProgramMetadata
-    guard: torch.fx.GraphModule | None = None  # forward's placeholders -> the tensors of `metadata.assumptions`
-    # Tangents whose backward raises, whatever the data, and what: the program overwrote what a derivative reads.
-    # The gradients are those of the other tangents.
+    guard: torch.fx.GraphModule | None = None
     failing: Mapping[int, RuntimeError] = field(default_factory=dict)
-    # For each tangent to whose result others lead: the node of the sum of it and of what they lead to.
     totals: Mapping[int, torch.fx.Node] = field(default_factory=dict)
-    # What eager's autograd keeps beside inputs; symbolic sizes by their hints. None: nobody has counted.
     kept_bytes: int | None = None
 
     @property

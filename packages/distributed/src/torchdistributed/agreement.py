@@ -81,7 +81,11 @@ def _line(node: fx.Node) -> str:
 
 
 def agreed(run: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]:
-    """`run`, which runs `graph`, with its first call held to what the other ranks call."""
+    """`run`, which runs `graph`, with its first call held to what the other ranks call.
+
+    Raises, at that call:
+        CollectivesDiffer: another rank is about to call other collectives.
+    """
     if not dist.is_available():
         return run
     collectives = collectives_of(graph.graph)

@@ -120,10 +120,18 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """Options of `optimize`. Built once at the API and passed down."""
+    """Options of `optimize`. Built once at the API and passed down.
+
+    Attributes:
+        fullgraph: raise where the graph would break, or anything would run eagerly or otherwise than planned.
+        dynamic: True: sizes are symbolic from the start; None: after the first change; False: never.
+        recompile_limit: compiled versions of one function, beyond which calls that none fits run as they are written.
+        on_recompile: "continue", "warn", "error" or "eager": what a call does that no version fits, before the limit.
+        strict: an internal error in capture raises instead of running the frame eagerly.
+    """
 
     fullgraph: bool = False
-    dynamic: bool | None = None  # True: sizes symbolic from the start; None: after the first change; False: never
+    dynamic: bool | None = None
     recompile_limit: int = 8
-    on_recompile: str = "continue"  # "continue" | "warn" | "error" | "eager"
-    strict: bool = False  # an internal error in capture raises instead of running the frame eagerly
+    on_recompile: str = "continue"
+    strict: bool = False

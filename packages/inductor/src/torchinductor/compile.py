@@ -49,14 +49,23 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A compiled graph. Call it with the graph's inputs; it returns the outputs in order."""
+    """A compiled graph. Call it with the graph's inputs (symbolic sizes as ints); it returns the outputs in order.
+
+    Attributes:
+        sources: the built text by the names of its files.
+        kept: what `load_graph` makes it of again; None where the program holds what has no form outside of a process.
+
+    Raises, at a call:
+        ValueError: another number of inputs, or a tensor of another dtype, device or number of dims. Sizes and strides
+            are for the caller to guard.
+    """
 
     program: Program
     stats: GraphStats
     sources: dict[str, str]
     _run: Run
     _consume: Run
-    kept: KeptGraph | None = None  # what `load_graph` makes it of again
+    kept: KeptGraph | None = None
 
     def __call__(self, *inputs: Value) -> list[Value]:
         return self._run(list(inputs))
@@ -125,6 +134,9 @@ def compile_graph(
     """Compiles a graph that is closed under the prims.
 
     Args:
+        gm: functional; each node has its `meta["val"]`. Placeholders are SymInts and tensors.
+        example_inputs: not needed, as the graph says all; any compiler of graphs is given them.
+        dump: called with (file name, text) for each stage.
         title: what the ledger and profilers call it.
         watch: is told what is under way.
         ledger: is told, under `title`, of what runs otherwise than planned, now and at each call.

@@ -118,7 +118,14 @@ NO_MEMORY = Memory()
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    """What became of one graph."""
+    """What became of one graph.
+
+    Attributes:
+        nodes, kernels, aten_calls: how many there are.
+        seconds: of each stage of the compilation, by its name.
+        cache_hits, cache_misses: kernels that were found built, and that were built.
+        memory: of a call. `parts`: what takes time in it.
+    """
 
     nodes: int
     kernels: int

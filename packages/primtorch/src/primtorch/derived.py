@@ -23,7 +23,9 @@ from primtorch.symbolic.sym_node import node_of
 def formula_from_rule(op: OpOverload) -> Formula | None:
     """A formula that runs the operator's rule on a scratch graph, and reads the results' descriptors off it.
 
-    Shapes and dtypes are the operator's; strides are those of the last prim, which eager may lay out otherwise.
+    Shapes and dtypes are the operator's; strides are those of the last prim, which eager may lay out otherwise. It
+    takes the operator's arguments, with anything in the place of tensors that says its metadata, and gives a
+    `TensorSpec` or a tuple of them. None where the operator has no rule.
     """
     rule = decompositions().get(op)
     if rule is None:

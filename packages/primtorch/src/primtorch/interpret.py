@@ -38,9 +38,10 @@ class _Run(fx.Interpreter):
 
 
 def interpret(gm: fx.GraphModule, backend: object = None) -> Callable[..., Sequence[object]]:
-    """A callable that runs `gm` on `backend`.
+    """A callable that runs `gm` on `backend`: it takes the graph's inputs in order, and gives its outputs.
 
     Args:
+        gm: a graph of prims, as `lower` makes it.
         backend: `backend.add(a, b)` computes the prim `add`, and so on; the reference stands in for a prim it lacks.
             None runs references only. A backend may use its own tensor type throughout; constants of the graph go
             through its `from_torch` then.

@@ -20,16 +20,27 @@ from torchinductor.schemas import DeviceTraits, InductorOptions
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A kernel as source text. Kernels with equal `text` are built once: the text must not depend on buffers' names."""
+    """A kernel as source text. Kernels with equal `text` are built once: the text must not depend on buffers' names.
+
+    Attributes:
+        meta: whatever the back end needs again for `build` and `instruction`.
+        origins: names of the graph's nodes that it computes.
+    """
 
     text: str
-    meta: Any = None  # whatever the back end needs again for `build` and `instruction`
+    meta: Any = None
     origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Loaded kernels, one entry a source: addresses for `Program.kernels`, or handles for `Program.launchers`."""
+    """Loaded kernels, one entry a source: addresses for `Program.kernels`, or handles for `Program.launchers`.
+
+    Attributes:
+        files: the text that was built, by the names of its files.
+        keepalive: what must live as long as the kernels do.
+        cache_hits, cache_misses: how many were found built, and were built.
+    """
 
     addresses: tuple[int, ...] = ()
     launchers: tuple[Launcher, ...] = ()
