@@ -23,7 +23,7 @@ from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.matmul import plan
 from torchinductor.codegen.triton.plan import Layout
 from torchinductor.errors import InductorError
-from torchinductor.ir import Body, Kernel, Reduce, Stage, Store, Template, verify_kernels
+from torchinductor.ir import Apply, Body, Kernel, Reduce, Stage, Store, Template, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.scheduling.in_place import write_in_place
@@ -122,6 +122,11 @@ def as_maximum(stage: Stage) -> Stage:
     )
 
 
+def of_one_operand(stage: Stage) -> Stage:
+    ops = (replace(op, args=op.args[:1]) if isinstance(op, Apply) and op.op == "mul" else op for op in stage.body.ops)
+    return replace(stage, body=Body(tuple(ops)))
+
+
 def in_one_row(stage: Stage) -> Stage:
     ops = tuple(replace(op, index=op.index - op.index) if isinstance(op, Store) else op for op in stage.body.ops)
     return Stage("outer", Body(ops))
@@ -132,6 +137,7 @@ BROKEN: dict[str, tuple[Callable[[Template], Template], str]] = {
         lambda t: bad_stage(t, 0, lambda s: Stage("inner", without(s.body, Reduce))),
         "carried before they are reduced",
     ),
+    "a factor": (lambda t: bad_stage(t, 0, of_one_operand), "mul, of 1 operands"),
     "a maximum": (lambda t: bad_stage(t, 0, as_maximum), "not a sum of products"),
     "an inner epilogue": (lambda t: bad_stage(t, 1, lambda s: Stage("inner", s.body)), "the stages of a template"),
     "one place": (lambda t: bad_stage(t, 1, in_one_row), "to one place"),

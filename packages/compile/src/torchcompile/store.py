@@ -35,11 +35,6 @@ class Entry:
     nbytes: int
     used: float  # seconds since the epoch
 
-    @property
-    def is_program(self) -> bool:
-        """Whether the file is a program of the stack's, and no kernel."""
-        return self.path.suffix == SUFFIX
-
 
 @functools.cache
 def _tell_once(message: str) -> None:

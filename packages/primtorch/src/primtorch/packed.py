@@ -143,10 +143,6 @@ def _linear(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
     return (_dense(*x.spec.shape[:-1], sizes[0]),)
 
 
-def _linear_between_scales(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
-    return _linear(sizes, x)
-
-
 def _like_states(sizes: Sequence[int], x: FakeTensor, states: FakeTensor | Sequence[FakeTensor], *rest: object) -> Any:
     states = states if isinstance(states, (list, tuple)) else (states,)
     return [_dense(*state.spec.shape) for state in states]

@@ -9,6 +9,7 @@ from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Kernel, Stage
 from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, Scan, Store
 from torchinductor.ir.template import PROLOGUE, Template
+from torchinductor.ops import ELEMENTWISE
 
 
 def verify_kernels(operations: Iterable[object]) -> None:
@@ -28,7 +29,7 @@ def verify(kernel: Kernel) -> None:
     """Raises InductorError where a kernel breaks a rule:
 
     * axes have distinct names, and inner stages stand only in kernels with inner axes;
-    * an operation takes values of earlier operations of its stage, and of those that have one;
+    * an operation takes as many values as it has operands, of earlier operations of its stage that have one;
     * every buffer is known, and loaded as what it is;
     * an index is over the axes, size symbols, and indirect indices that came before it in its stage; in an outer stage,
       over outer axes only;
@@ -123,6 +124,8 @@ def _verify_stage(kernel: Kernel, stage: Stage, number: int, carried: dict[str, 
                 if op.about is not None and op.about not in carried:
                     _fail(kernel, f"{op.key} is about {op.about}, which is not reduced before it")
                 carried[op.key] = number
+            case Apply() if len(op.args) != ELEMENTWISE[op.op].arity:
+                _fail(kernel, f"operation {position}, {op.op}, of {len(op.args)} operands")
             case Part() if not isinstance(body.ops[op.whole], Scan):
                 _fail(kernel, f"operation {position} takes a part of what has none")
     for op in body.accesses:
