@@ -1,4 +1,4 @@
-"""The checks of `tools/check/contracts.py`: imports among a package's rooms, and that a fallback is told."""
+"""The checks of `tools/check/contracts.py`: imports among a package's rooms, that a fallback is told, docstrings."""
 
 from __future__ import annotations
 
@@ -55,3 +55,24 @@ def test_imports_among_rooms_go_one_way(contracts: Any, module: str, imported: s
 def test_eager_in_the_place_of_what_failed_is_told(contracts: Any, handler: str, told: bool) -> None:
     program = f"def f():\n    try:\n        return compile()\n    except Exception as error:\n        {handler}\n"
     assert list(contracts.untold(ast.parse(program))) == ([] if told else [4])
+
+
+@pytest.mark.parametrize(
+    ("program", "silent"),
+    [
+        ("def f(): ...", ["f"]),
+        ("def _f(): ...", []),
+        ("def f():\n    'What it gives.'", []),
+        ("class A:\n    'It.'\n    def f(self): ...", ["A.f"]),
+        ("class A:\n    'It.'\n    def f(self):\n        'F.'\nclass B(A):\n    'It.'\n    def f(self): ...", []),
+        ("class _A:\n    def f(self):\n        'F.'\nclass B(_A):\n    'It.'\n    def f(self): ...", []),
+        ("if x:\n    def f(): ...", ["f"]),
+        ("def f():\n    'It.'\n    def g(): ...", []),
+        ("class A:\n    'It.'\n    @opcode(since=(3, 12))\n    def NOP(self): ...", []),
+        ("@RULES.interprets(len)\ndef f(): ...", []),
+        ("@overload\ndef f(): ...", []),
+    ],
+)
+def test_what_is_public_says_what_it_gives(contracts: Any, program: str, silent: list[str]) -> None:
+    tree = ast.parse(program)
+    assert [name for name, _ in contracts.Documentation([tree]).missing(tree)] == silent
