@@ -134,12 +134,13 @@ def _embedding_bag(
 ) -> tuple[TensorSpec, ...]:
     """The bags, of which bag each index is, the bags' sizes, and of a maximum where it was found."""
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    here = weight.device.type == "cpu"
     fast_sum = mode == 0 and padding_idx < 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
     return (
         contiguous(weight, (bags, weight.shape[1])),
-        contiguous(indices, (0,) if fast_sum and weight.stride()[1] == 1 else (indices.shape[0],)),
+        contiguous(indices, (0,) if here and fast_sum and weight.stride()[1] == 1 else (indices.shape[0],)),
         contiguous(indices, (bags,)),
-        contiguous(indices, (bags, weight.shape[1]) if mode == 2 else (bags,)),
+        contiguous(indices, (bags, weight.shape[1]) if mode == 2 else (bags,) if here else (0,)),
     )
 
 

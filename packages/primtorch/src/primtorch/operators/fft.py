@@ -109,6 +109,9 @@ def _lower_rfftfreq(b: Builder, n: Size, d: float = 1.0, **options: Unpack[Tenso
 
 
 # --- without a rule of their own ------------------------------------------------------------------
+_CUFFT_DIMS = 3  # that the library transforms at once
+
+
 def _by_falling_stride(dims: Sequence[int], strides: Sizes) -> list[int]:
     ordered: list[int] = []
     for d in dims:
@@ -131,12 +134,21 @@ def _transformed(x: TensorLike, shape: Sizes, dims: Sequence[int], dtype: torch.
     return strided(x, shape, strides_in_order(shape, [*reversed(dims), *reversed(batch)]), dtype)
 
 
+def _in_steps(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
+    """A complex transform: of all dims at once on the CPU, of three at a time on a GPU, the nearest in memory first."""
+    done = TensorSpec.of(x)
+    while dims:
+        dims = _by_falling_stride(dims, done.stride())
+        now = dims if x.device.type == "cpu" else dims[-_CUFFT_DIMS:]
+        done, dims = _transformed(done, tuple(done.shape), now, done.dtype), dims[: -len(now)]
+    return done
+
+
 @OP.formula("_fft_c2c")
 def _c2c(x: TensorLike, dim: Sequence[int], normalization: int, forward: bool) -> TensorSpec:
     if not dim:
         return contiguous(x, x.shape)
-    dims = _by_falling_stride(wrap_dims(dim, x.dim()), x.stride())
-    return _transformed(x, tuple(x.shape), dims, x.dtype)
+    return _in_steps(x, wrap_dims(dim, x.dim()))
 
 
 @OP.formula("_fft_r2c")
@@ -145,6 +157,10 @@ def _r2c(x: TensorLike, dim: Sequence[int], normalization: int, onesided: bool) 
     shape: list[Size] = list(x.shape)
     if onesided:
         shape[last] = shape[last] // 2 + 1
+    if x.device.type != "cpu" and (
+        len(dim) > _CUFFT_DIMS or [*others, last] == [0, 1, 2]
+    ):  # eager trusts cuFFT no more
+        return _in_steps(_transformed(x, tuple(shape), [last], complex_of(x.dtype)), others)
     return _transformed(x, tuple(shape), [*_by_falling_stride(others, x.stride()), last], complex_of(x.dtype))
 
 

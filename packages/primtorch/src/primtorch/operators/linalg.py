@@ -311,7 +311,8 @@ def _eigh(a: TensorLike, UPLO: str = "L", compute_v: bool = True) -> tuple[Tenso
 @OP.formula("linalg_eig")
 def _eig(a: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     dtype = complex_of(a.dtype)
-    return contiguous(a, a.shape[:-1], dtype), column_major(a, a.shape, dtype)
+    lies = column_major if a.device.type == "cpu" else contiguous
+    return contiguous(a, a.shape[:-1], dtype), lies(a, a.shape, dtype)
 
 
 @OP.formula("linalg_matrix_exp")

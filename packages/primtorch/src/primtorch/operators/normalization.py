@@ -265,7 +265,7 @@ class _BatchNorm:
         if self.training:
             return mean.to(kept), rstd.to(kept)
         empty = b.full((0,), 0, kept, self.x.device)
-        return empty, empty
+        return (empty, empty) if self.x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
 
     def results(self, b: Builder) -> tuple[Value, Value, Value]:
         """Output and saved statistics."""
@@ -295,7 +295,8 @@ def _reserve(b: Builder, x: Value) -> Value:
 def _batch_norm_specs(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = tuple(x.shape)
     out = strided(x, shape, suggested_strides(x, shape))
-    return out, contiguous(x, (x.shape[1] if training else 0,), _statistics_dtype(x, weight))
+    keeps = training or x.device.type != "cpu"
+    return out, contiguous(x, (x.shape[1] if keeps else 0,), _statistics_dtype(x, weight))
 
 
 @OP.formula("native_batch_norm", "_native_batch_norm_legit")
@@ -582,7 +583,7 @@ OP.rule("cudnn_batch_norm?")(lambda b, x, *rest: (*_BatchNorm(x, *rest).parts(b)
 def _group_norm(
     x: TensorLike, weight: TensorLike, bias: TensorLike | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[TensorSpec, ...]:
-    statistics = contiguous(x, (N, group), _statistics_dtype(x, weight))
+    statistics = contiguous(x, (N, group), x.dtype if weight is None else weight.dtype)  # on any device
     strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
     return strided(x, x.shape, strides), statistics, statistics
 
@@ -601,7 +602,7 @@ def _lower_group_norm(
         out = out * weight.to(wide.dtype).unsqueeze(0, 2)
     if bias is not None:
         out = out + bias.to(wide.dtype).unsqueeze(0, 2)
-    kept = _kept_dtype(x, weight, bias)
+    kept = x.dtype if weight is None else weight.dtype
     return (out.reshape(x.shape).to(x.dtype), mean.reshape((n, group)).to(kept), rstd.reshape((n, group)).to(kept))
 
 

@@ -467,7 +467,7 @@ def _normal_filled(
     mean: float, std: float, size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]
 ) -> TensorSpec:
     shape = tuple(size)
-    place = torch.device(options.get("device") or "cpu")
+    place = resolved_device(options.get("device"))
     return TensorSpec(shape, contiguous_strides(shape), options.get("dtype") or torch.get_default_dtype(), place)
 
 
