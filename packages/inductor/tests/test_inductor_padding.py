@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -69,7 +70,7 @@ def test_when_a_margin_pays(
 ) -> None:
     rows, depth, columns = sizes
     a, b = spec(rows, depth, transposed=a_columns), spec(depth, columns, transposed=b_columns)
-    assert product_shapes(build(lambda p, a, b: p.mm(a, b), a, b)) == [made]
+    assert product_shapes(build(lambda p, a, b: p.neg(p.mm(a, b)), a, b)) == [made]
     full = build(lambda p, a, b: p.mm(a, b), *(replace_dtype(s) for s in (a, b)))
     assert product_shapes(full) == [((rows, depth), (depth, columns))]
 
@@ -161,3 +162,55 @@ def test_rows_of_a_number_that_is_not_known() -> None:
     for rows in (5, 8):
         x, w = torch.randn(rows, 21).half(), torch.randn(21, 33).half()
         torch.testing.assert_close(compiled(rows, x, w)[0], -(x @ w), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_rows_that_are_written_in_groups(with_bias: bool) -> None:
+    seed = random.randrange(1 << 30)
+    draw = torch.Generator().manual_seed(seed)
+    for rows, columns, unit in itertools.product((1, 2, 7, 8, 33), (1, 3, 8, 12, 21, 34), (1, 4, 8)):
+        a = torch.randn(rows, 5, generator=draw, dtype=torch.float64)
+        b = torch.randn(columns, 5, generator=draw, dtype=torch.float64).mT
+        bias = torch.randn(columns, generator=draw, dtype=torch.float64) if with_bias else None
+        found = torch.ops.torchinductor.odd_product(a, b, bias, unit)
+        expected = a @ b if bias is None else a @ b + bias
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, expected, msg=f"seed {seed}: {rows} x {columns}, unit {unit}")
+
+
+def head(tokens: TensorSpec, weight: TensorSpec, *bias: TensorSpec) -> torch.fx.GraphModule:
+    """A classifier over a vocabulary whose scores are returned, of sequences."""
+
+    def scores(p, x, w, *bias):
+        product = p.addmm(*bias, x, p.permute(w, (1, 0))) if bias else p.mm(x, p.permute(w, (1, 0)))
+        return p.reshape(product, (x.shape[0] // 2, 2, w.shape[0]))
+
+    return build(scores, tokens, weight, *bias)
+
+
+def called(gm: torch.fx.GraphModule) -> list[str]:
+    return [str(op.op) for op in planned_operations(gm) if isinstance(op, ExternCall)]
+
+
+def test_scores_that_are_only_returned_are_written_without_a_margin() -> None:
+    weight = spec(50257, 768)
+    for bias in ((), (spec(50257),)):
+        assert called(head(spec(16384, 768), weight, *bias)) == ["torchinductor.odd_product.default"]
+    assert called(head(spec(512, 768), weight)) == ["aten.mm.default"]  # the weight would be read eight times
+    assert called(head(spec(16384, 768), spec(50256, 768))) == ["aten.mm.default"]
+    read = build(lambda p, x, w: p.exp(p.mm(x, p.permute(w, (1, 0)))), spec(16384, 768), weight)
+    assert called(read) == ["aten.mm.default"]
+
+
+@pytest.mark.usefixtures("padding")
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_scores_without_a_margin_are_the_products(with_bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight, *bias = (torch.randn(*s, generator=draw).half() for s in ((64, 16), (101, 16), *[(101,)] * with_bias))
+    inputs = (x, weight, *bias)
+    program = lambda x, w, *bias: F.linear(x, w, *bias).view(8, 8, -1)  # noqa: E731
+    gm = primtorch.lower(primtorch.trace(program, *inputs))
+    found, eager = compile_graph(gm, inputs)(*inputs)[0], program(*inputs)
+    truth = program(*(t.double() for t in inputs))
+    assert found.stride() == eager.stride()
+    assert (found - truth).norm() <= 2 * (eager - truth).norm() + 1e-3 * truth.norm()

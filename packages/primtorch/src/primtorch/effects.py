@@ -16,10 +16,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 _PURE_NAMESPACES = frozenset(
     {
         "aten", "prim", "prims", "quantized", "_quantized", "quantization", "mkl", "mkldnn", "mkldnn_prepacked",
-        "onednn", "sparse", "primtorch_packed",
+        "onednn", "sparse", "primtorch_packed", "torchinductor",
     }
 )  # fmt: skip
-"""Torch's own operators that compute: what their schemas do not mention does not happen."""
+"""Torch's own operators that compute, and this stack's: what their schemas do not mention does not happen."""
 
 
 def is_foreign(op: OpOverload) -> bool:

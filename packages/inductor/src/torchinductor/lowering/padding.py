@@ -7,6 +7,7 @@ at once, so that only the margin itself is written besides; the product's result
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -41,6 +42,8 @@ def aligned_product(
     if sizes is None:
         return None
     rows, depth, columns = sizes
+    if (rows, depth) == a.shape and _written_in_place(ctx, a, b, args, at, kwargs):
+        return _odd_product(ctx, a, b, args[:at], meta)
     batch = a.shape[:-2]
     factors = [with_margin(ctx, a, (*batch, rows, depth)), with_margin(ctx, b, (*batch, depth, columns))]
     out = (*batch, rows, columns)
@@ -56,6 +59,55 @@ def aligned_product(
     assert result is not None and isinstance(result.data, Strided)
     shape = (*batch, a.shape[-2], b.shape[-1])
     return TensorValue(shape, result.dtype, result.device, result.data, contiguous_strides(shape))
+
+
+def _odd_product(
+    ctx: Context, a: TensorValue, b: TensorValue, added: Sequence[object], meta: TensorSpec
+) -> TensorValue:
+    """The product in memory without a margin: by an operator of ours, which writes its rows in groups."""
+    unit = _rates(ctx, a).alignment // a.dtype.itemsize
+    args = (a, b, added[0] if added else None, unit)
+    (result,) = ctx.extern(torch.ops.torchinductor.odd_product.default, args, {}, [meta], "any")
+    assert result is not None
+    return result
+
+
+def _written_in_place(
+    ctx: Context, a: TensorValue, b: TensorValue, args: Sequence[object], at: int, kwargs: Mapping[str, object]
+) -> bool:
+    """Whether a product of two matrices is nothing but a result of the graph, which has no margin, and large enough:
+    each group of its rows reads all of the second factor, and a copy reads and writes the result."""
+    assert ctx.node is not None
+    if kwargs or len(args) > at + 2 or len(a.shape) != 2 or not _only_returned(ctx.node):
+        return False
+    if not _matrix_of(a).along_rows or _matrix_of(b).along_rows:
+        return False  # what is left out of them would be neighbours in memory
+    if at and not (isinstance(args[0], TensorValue) and args[0].shape == b.shape[1:]):
+        return False
+    sizes = [size.as_int() for size in (*a.shape, b.shape[-1])]
+    if None in sizes:
+        return False
+    rows, depth, columns = (size or 0 for size in sizes)
+    rates = _rates(ctx, a)
+    unit = rates.alignment // a.dtype.itemsize
+    groups = unit // math.gcd(columns, unit)
+    read_again = (groups - 1) * depth * columns * a.dtype.itemsize + groups * _LAUNCH * rates.bandwidth
+    return read_again < 2 * rows * columns * a.dtype.itemsize
+
+
+def _only_returned(node: fx.Node) -> bool:
+    """Whether nothing but the graph's caller reads a node, or a view of it."""
+    return bool(node.users) and all(
+        user.op == "output"
+        or (isinstance(user.target, Prim) and user.target.name == "reshape" and _only_returned(user))
+        for user in node.users
+    )
+
+
+def _rates(ctx: Context, value: TensorValue) -> ProductRates:
+    rates = ctx.traits_of(value.device).products
+    assert rates is not None
+    return rates
 
 
 def _given(index: Index) -> tuple[int, ...]:

@@ -56,9 +56,9 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
     return result
 
 
-# Operators of ATen that look at no value: what they refuse was refused when their shapes were propagated.
+# Operators that look at no value: what they refuse was refused when their shapes were propagated.
 _BLIND = frozenset((
-    "mm", "addmm", "bmm", "baddbmm", "matmul", "convolution", "convolution_backward",
+    "mm", "addmm", "bmm", "baddbmm", "matmul", "odd_product", "convolution", "convolution_backward",
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
@@ -82,7 +82,9 @@ def _may_raise(operation: Operation) -> bool:
             return any(map(_may_raise, parts))
         case ExternCall():
             op = operation.op.op if isinstance(operation.op, Flat) else operation.op
-            return not (isinstance(op, OpOverload) and op.namespace == "aten" and op._opname in _BLIND)
+            return not (
+                isinstance(op, OpOverload) and op.namespace in ("aten", "torchinductor") and op._opname in _BLIND
+            )
     return False
 
 

@@ -136,12 +136,10 @@ def _transformed(x: TensorLike, shape: Sizes, dims: Sequence[int], dtype: torch.
 
 def _in_steps(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
     """A complex transform: of all dims at once on the CPU, of three at a time on a GPU, the nearest in memory first."""
-    done = TensorSpec.of(x)
-    while dims:
-        dims = _by_falling_stride(dims, done.stride())
-        now = dims if x.device.type == "cpu" else dims[-_CUFFT_DIMS:]
-        done, dims = _transformed(done, tuple(done.shape), now, done.dtype), dims[: -len(now)]
-    return done
+    dims = _by_falling_stride(dims, x.stride())
+    now = dims if x.device.type == "cpu" else dims[-_CUFFT_DIMS:]
+    done = _transformed(x, tuple(x.shape), now, x.dtype)
+    return _in_steps(done, dims[: -len(now)]) if len(now) < len(dims) else done
 
 
 @OP.formula("_fft_c2c")
