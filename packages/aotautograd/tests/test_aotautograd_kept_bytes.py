@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aotautograd import min_cut, partition, trace_joint
 from aotautograd.api import simplify
-from aotautograd.lowering import lower_joint
+from aotautograd.lowering import Lowering, lower_joint
 from aotautograd.schemas import JointGraph
 from primtorch.memory import memory_of
 
@@ -155,7 +155,7 @@ def joint_of(make: Callable[[], nn.Module], x: torch.Tensor, lowered: bool) -> t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         run(*given.values(), x)
-    return simplify(lower_joint(joint, "prims")) if lowered else joint, sum(kept.values())
+    return simplify(lower_joint(joint, Lowering("prims"))) if lowered else joint, sum(kept.values())
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

@@ -11,7 +11,7 @@ from torch import nn
 
 from aotautograd import aot_function, default_partition, min_cut, partition, run_graph, trace_joint
 from aotautograd.api import simplify
-from aotautograd.lowering import lower_joint
+from aotautograd.lowering import Lowering, lower_joint
 
 
 class Block(nn.Module):
@@ -59,7 +59,7 @@ def test_min_cut_keeps_at_most_what_eager_keeps(lowered: bool, bfloat16: bool) -
         joint = simplify(trace_joint(run, inputs))
         limit = kept_by_eager(block, inputs)
     if lowered:
-        joint = simplify(lower_joint(joint, "prims"))
+        joint = simplify(lower_joint(joint, Lowering("prims")))
     parts = partition(joint, min_cut())
     assert parts.report.bytes <= limit
     assert f"{parts.report.bytes} bytes" in str(parts.report)
@@ -73,7 +73,7 @@ def test_min_cut_keeps_at_most_what_eager_keeps(lowered: bool, bfloat16: bool) -
 
 def test_masks_are_kept_as_bool() -> None:
     run, inputs, _ = program()
-    joint = simplify(lower_joint(simplify(trace_joint(run, inputs)), "prims"))
+    joint = simplify(lower_joint(simplify(trace_joint(run, inputs)), Lowering("prims")))
     parts = partition(joint, min_cut())
     kept = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder"]
     assert any(v.dtype == torch.bool for v in kept if hasattr(v, "dtype"))
@@ -85,7 +85,7 @@ def test_a_budget_bounds_what_is_kept(lowered: bool) -> None:
 
     def kept(strategy: Any) -> Any:
         joint = simplify(trace_joint(run, inputs))
-        return partition(simplify(lower_joint(joint, "prims")) if lowered else joint, strategy).report
+        return partition(simplify(lower_joint(joint, Lowering("prims"))) if lowered else joint, strategy).report
 
     whole = kept(min_cut())
     assert whole.bytes <= kept(default_partition).bytes

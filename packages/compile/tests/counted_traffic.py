@@ -12,7 +12,6 @@ from torch import fx
 
 import torchcompile
 import torchinductor
-from primtorch.operators import window
 from torchinductor.codegen.base import traits_of
 from torchinductor.cost import Traffic, traffic_of
 from torchinductor.kept_rows import align_kept_rows
@@ -65,7 +64,7 @@ def _planning(found: dict[str, Traffic], show: Show | None) -> Iterator[None]:
         (torchinductor, "compile_graph"): counted(found, show),
         (torchinductor, "choose_layouts"): lambda gm: channels_last_convolutions(gm, traits),
         (torchinductor, "choose_kept_layouts"): lambda kept: align_kept_rows(kept, traits),
-        (window, "walks_windows"): lambda _: False,
+        (torchinductor, "walks_windows"): lambda device: traits(device).walks_windows,
     }
     own = {place: getattr(*place) for place in planned}
     try:

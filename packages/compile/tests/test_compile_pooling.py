@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import torchcompile
+from torchinductor import CppBackend
 
 Tensor = torch.Tensor
 LAST = torch.channels_last
@@ -109,3 +112,15 @@ def test_deterministic_algorithms_need_no_call() -> None:
         assert sum(graph.aten_calls for graph in torchcompile.report().graphs) == 0
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("walks", [True, False])
+def test_the_device_says_whether_windows_are_walked(
+    walks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CppBackend.traits.walks_windows
+    monkeypatch.setattr(CppBackend, "traits", replace(CppBackend.traits, walks_windows=walks))
+    x = torch.randn(2, 3, 9, 8, requires_grad=True)
+    torchcompile.compile(lambda x: F.max_pool2d(x, 3, 2, 1), options={"dump": str(tmp_path)})(x).sum().backward()
+    (prims,) = tmp_path.glob("*_prims.py")
+    assert ("scatter_add" in prims.read_text()) is walks

@@ -19,21 +19,22 @@ BACKWARDS = {2: aten.max_pool2d_with_indices_backward.default, 3: aten.max_pool3
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-def lowered(rank: int, grad: Tensor, x: Tensor, window: tuple[object, ...], indices: Tensor) -> fx.GraphModule:
-    return primtorch.lower(
-        primtorch.trace(lambda g, x, at: BACKWARDS[rank](g, x, *window, at), grad, x, indices), opset="prims"
-    )
+def lowered(
+    rank: int, grad: Tensor, x: Tensor, window: tuple[object, ...], indices: Tensor, walked: bool
+) -> fx.GraphModule:
+    traced = primtorch.trace(lambda g, x, at: BACKWARDS[rank](g, x, *window, at), grad, x, indices)
+    return primtorch.lower(traced, walks_windows=lambda device: walked)
 
 
 def scatters(graph: fx.GraphModule) -> bool:
     return any(getattr(node.target, "name", "") == "scatter_add" for node in graph.graph.nodes)
 
 
-def check(rank: int, x: Tensor, window: tuple[object, ...]) -> fx.GraphModule:
+def check(rank: int, x: Tensor, window: tuple[object, ...], walked: bool = False) -> fx.GraphModule:
     """Against eager in float64, at the maxima that the dtype has."""
     values, indices = POOLS[rank](x, *window)
     grad = torch.randn_like(values)
-    graph = lowered(rank, grad, x, window, indices)
+    graph = lowered(rank, grad, x, window, indices, walked)
     found = graph(grad, x, indices)
     eager = BACKWARDS[rank](grad, x, *window, indices)
     truth = BACKWARDS[rank](grad.double(), x.double(), *window, indices)
@@ -60,6 +61,7 @@ def test_gradients_are_those_of_eager(window: tuple[object, ...]) -> None:
     sides = [9, 8, 10][:rank]
     for lead, dtype in (((2, 3), torch.float32), ((1, 3), torch.float64), ((2, 3), torch.bfloat16)):
         check(rank, torch.randn(*lead, *sides, dtype=dtype).to(memory_format=LAST[rank]), window)
+        check(rank, torch.randn(*lead, *sides, dtype=dtype), window, walked=True)
     check(rank, torch.randn(3, *sides), window)
 
 
@@ -74,9 +76,11 @@ def test_gradients_are_those_of_eager(window: tuple[object, ...]) -> None:
     ],
 )
 def test_what_few_windows_overlap_is_gathered(window: tuple[object, ...], scattered: bool) -> None:
-    x = torch.randn(2, 3, 14, 13).to(memory_format=torch.channels_last)
-    assert scatters(check(2, x, window)) == scattered
-    assert scatters(check(2, x.contiguous(), window))  # a CPU walks over windows whose channels lie apart
+    x = torch.randn(2, 3, 14, 13)
+    for image, walked in ((x.to(memory_format=torch.channels_last), False), (x, False), (x, True)):
+        # Windows are walked where their channels lie apart.
+        assert scatters(check(2, image, window, walked)) == (scattered or walked)
+    assert scatters(check(2, x.to(memory_format=torch.channels_last), window, walked=True)) == scattered
 
 
 def test_ties_nan_and_infinity_go_where_the_forward_said() -> None:

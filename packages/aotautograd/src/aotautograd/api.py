@@ -18,7 +18,7 @@ from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants, TracedOtherwise
 from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
-from aotautograd.lowering import lower_joint, lowered_values
+from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
 from aotautograd.missing_tangents import BackwardVariants, tangents_behind
 from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
 from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of, spelt
@@ -48,9 +48,10 @@ from aotautograd.schemas import (
     Shelved,
 )
 from aotautograd.stages import StagedBackward, cut, for_turns, stages_of, turns_of
-from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
+from aotautograd.wrappers import WrapperProgram, of_wrappers
 from primtorch import graph_text
 from primtorch.ambient import unset
+from primtorch.builder import nowhere
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.schemas import UPDATES
@@ -68,10 +69,8 @@ class Compilers:
     backward: Compiler
     inference: Compiler
     partitioner: Partitioner
-    decompositions: Opset | None
+    lowering: Lowering | None
     dump: Dump | None
-    eager_random: bool
-    preserve: tuple[OpOverload, ...]
     stages: tuple[tuple[int, ...], ...] = ()
     shelf: Shelf | None = None
 
@@ -101,6 +100,7 @@ def aot_module(
     distinct_inputs: bool = False,
     eager_random: bool = False,
     preserve: Sequence[OpOverload] = (),
+    walks_windows: Callable[[torch.device], bool] = nowhere,
     stages: Sequence[Sequence[int]] = (),
     shelf: Shelf | None = None,
 ) -> Callable[..., Sequence[object]]:
@@ -116,6 +116,7 @@ def aot_module(
             placeholders are SymInts first, then tensors; where one is not given, it is the first.
         decompositions: the set of operators of these graphs; None: ATen's as they were called.
         preserve: operators that `decompositions` leaves whole.
+        walks_windows: of devices, see `primtorch.lower`.
         dump: called with (file name, text) for each stage.
         distinct_inputs: the caller sees to it that no written input shares memory, which saves the check at each call.
         eager_random: random numbers are drawn by ATen's operators, as in eager. Prims have a generator of their own:
@@ -128,15 +129,15 @@ def aot_module(
     Raises:
         AotAutogradError, DataDependentValue: see `trace_joint`. What a compiler raises passes through.
     """
+    drawn = drawing_operators(decompositions) if decompositions is not None and eager_random else ()
+    lowering = Lowering(decompositions, (*preserve, *drawn), walks_windows) if decompositions is not None else None
     compilers = Compilers(
         fw_compiler,
         bw_compiler or fw_compiler,
         inference_compiler or fw_compiler,
         partitioner,
-        decompositions,
+        lowering,
         dump,
-        eager_random,
-        tuple(preserve),
         tuple(map(tuple, stages)),
         shelf,
     )
@@ -144,7 +145,7 @@ def aot_module(
     if found is not None:
         assert isinstance(program, fx.GraphModule)
         return _from_shelf(found, program, compilers)
-    apart = of_wrappers(program, Lowering(decompositions, eager_random, tuple(preserve), dump))
+    apart = of_wrappers(program, lowering, dump)
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
         return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
     joint, compiled = _compile(program, example_inputs, compilers)
@@ -172,7 +173,7 @@ def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
     """Compilers of graphs whose values may be wrappers: each takes its graph apart, and lowers what comes of it."""
     forward, backward, inference = map(program.compiler, (compilers.forward, compilers.backward, compilers.inference))
     halves = replace(compilers, forward=forward, backward=backward, inference=inference)
-    return replace(halves, decompositions=None, stages=(), shelf=None)
+    return replace(halves, lowering=None, stages=(), shelf=None)
 
 
 def _compile_rebased(
@@ -316,11 +317,8 @@ def _traced(
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
     source = joint = simplify(joint)
-    if compilers.decompositions is not None:
-        lowered = lower_joint(
-            joint, compilers.decompositions, dump, eager_random=compilers.eager_random, preserve=compilers.preserve
-        )
-        joint = simplify(lowered)
+    if compilers.lowering is not None:
+        joint = simplify(lower_joint(joint, compilers.lowering, dump))
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         return source, joint, None
@@ -451,11 +449,9 @@ def _compile_stages(
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
     """A graph that returns these nodes of a joint graph, or what they are where that was lowered."""
-    if compilers.decompositions is None:
+    if compilers.lowering is None:
         return returning(source.module, nodes)
-    return lowered_values(
-        source, nodes, compilers.decompositions, eager_random=compilers.eager_random, preserve=compilers.preserve
-    )
+    return lowered_values(source, nodes, compilers.lowering)
 
 
 def simplify(joint: JointGraph) -> JointGraph:

@@ -22,19 +22,17 @@ from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
-from aotautograd.lowering import drawing_operators
+from aotautograd.lowering import Lowering
 from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
-from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Opset, Values
+from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Values
 from primtorch import graph_text
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
-from primtorch.lower import lower
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
-from primtorch.verify import verify
 from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
 
 # A wrapper that the program makes, and a part that it reads of one, in graphs over wrappers. `call` says which.
@@ -116,21 +114,12 @@ def _mode_of(tensor: Any) -> FakeMode:
     return mode
 
 
-@dataclass(frozen=True)
-class Lowering:
-    """What brings a graph of plain ATen operators into the set of the compilers."""
-
-    opset: Opset | None
-    eager_random: bool
-    preserve: tuple[OpOverload, ...]
-    dump: Dump | None
-
-
 class WrapperProgram:
     """A captured program with wrappers among its values."""
 
-    def __init__(self, program: fx.GraphModule, lowering: Lowering) -> None:
+    def __init__(self, program: fx.GraphModule, lowering: Lowering | None, dump: Dump | None) -> None:
         self.lowering = lowering
+        self.dump = dump
         self.templates: dict[str, Template | None] = {}
         self._calls: list[int] = []
         self.module: fx.GraphModule = self._over_wrappers(program)
@@ -233,7 +222,7 @@ class TakenApart:
         for known, variant in self.variants:
             if known == templates:
                 return variant
-        variant = take_apart(self.module, templates, self.program.lowering, self.compile)
+        variant = take_apart(self.module, templates, self.program, self.compile)
         self.variants.append((templates, variant))
         return variant
 
@@ -284,7 +273,7 @@ def _template(tensor: object) -> Template:
 
 
 def take_apart(
-    module: fx.GraphModule, templates: Sequence[Template | None], lowering: Lowering, compile: Compiler
+    module: fx.GraphModule, templates: Sequence[Template | None], program: WrapperProgram, compile: Compiler
 ) -> _Variant:
     """The graph of what the classes make of a graph over wrappers, compiled."""
     apart = _Apart(module, templates)
@@ -315,12 +304,12 @@ def take_apart(
     apart.graph.output(tuple(results))
     graph = fx.GraphModule(module, apart.graph, type(module).__name__)
     made_by(graph, "take_apart", module)
-    graph = _lowered(graph, lowering)
+    graph = _lowered(graph, program)
     examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     return _Variant(compile(graph, examples), tuple(sources), tuple(kinds))
 
 
-def _lowered(module: fx.GraphModule, lowering: Lowering) -> fx.GraphModule:
+def _lowered(module: fx.GraphModule, program: WrapperProgram) -> fx.GraphModule:
     """The plain graph, cleaned and in the compilers' set of operators."""
 
     def simplify(gm: fx.GraphModule) -> None:
@@ -330,13 +319,12 @@ def _lowered(module: fx.GraphModule, lowering: Lowering) -> fx.GraphModule:
         gm.recompile()
 
     simplify(module)
-    if lowering.dump is not None:
-        lowering.dump("taken_apart.py", graph_text(module, "taken_apart"))
-    if lowering.opset is None:
+    if program.dump is not None:
+        program.dump("taken_apart.py", graph_text(module, "taken_apart"))
+    if program.lowering is None:
         return module
-    preserve = (*lowering.preserve, *(drawing_operators(lowering.opset) if lowering.eager_random else ()))
-    lowered = lower(module, lowering.opset, preserve, fresh=[True] * len(output_values(module.graph)))
-    verify(lowered, lowering.opset, preserve)
+    lowered = program.lowering.of(module, [True] * len(output_values(module.graph)))
+    program.lowering.verify(lowered)
     simplify(lowered)
     return lowered
 
@@ -534,7 +522,7 @@ def _holds_wrapper(value: object) -> bool:
     return False
 
 
-def of_wrappers(program: object, lowering: Lowering) -> WrapperProgram | None:
+def of_wrappers(program: object, lowering: Lowering | None, dump: Dump | None) -> WrapperProgram | None:
     """The program as one over wrappers, if there are any among its values."""
     if not isinstance(program, fx.GraphModule):
         return None
@@ -543,4 +531,4 @@ def of_wrappers(program: object, lowering: Lowering) -> WrapperProgram | None:
     leaves = (leaf for value in values for leaf in pytree.tree_leaves(value))
     if not any(isinstance(leaf, torch.Tensor) and whole_of(leaf) is not None for leaf in leaves):
         return None
-    return WrapperProgram(program, lowering)
+    return WrapperProgram(program, lowering, dump)

@@ -218,6 +218,7 @@ def through_autograd(
         dump=job.dump,
         eager_random=options.eager_random,
         preserve=options.preserve,
+        walks_windows=torchinductor.walks_windows,
         stages=job.stages,
         shelf=shelf,
     )

@@ -1,6 +1,14 @@
 """Loop IR, fusion and code generation for PyTorch graphs: C++/OpenMP and Triton."""
 
-from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, facts_of, register_codegen
+from torchinductor.codegen.base import (
+    Built,
+    CodegenBackend,
+    KernelSource,
+    codegen_for,
+    facts_of,
+    register_codegen,
+    walks_windows,
+)
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import (
@@ -65,6 +73,7 @@ __all__ = [
     "library_path",
     "load_graph",
     "register_codegen",
+    "walks_windows",
     "write_program",
 ]
 

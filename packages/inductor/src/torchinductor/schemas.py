@@ -92,6 +92,8 @@ class DeviceTraits:
     channels_last: bool = False
     # Whether a convolution's bias is added by a kernel of its own anyhow, which may as well be one of ours.
     biases_apart: bool = False
+    # Whether a pooling's gradient by rows is added up window by window, rather than gathered by each position.
+    walks_windows: bool = False
     # Whether what is written to one place by several iterations arrives in the loop's order.
     ordered_stores: bool = True
     # Whether additions to few places are made without atomic operations, and when; None: never.

@@ -209,6 +209,11 @@ Emitter = Callable[
 ]
 
 
+def nowhere(device: torch.device) -> bool:
+    """Said of a device whatever it is: no."""
+    return False
+
+
 class Builder:
     """Records prims in an FX graph.
 
@@ -216,10 +221,17 @@ class Builder:
     so that it need not be kept) a call never gives what an equal one without it gave.
     `val` is what the ATen node under lowering says of its result, or None.
     `rewrite` may turn a prim call into (target, args, kwargs) of another opset.
+    `walks_windows` is what `lower` was told of devices.
     """
 
-    def __init__(self, graph: fx.Graph, rewrite: Emitter | None = None) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        rewrite: Emitter | None = None,
+        walks_windows: Callable[[torch.device], bool] = nowhere,
+    ) -> None:
         self.graph = graph
+        self.walks_windows = walks_windows
         self.meta: Mapping[str, Any] = {"stack": ()}
         self.val: Any = None
         self.rewrite = rewrite

@@ -13,7 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from primtorch.arguments import Sizes
-from primtorch.builder import as_spec, with_settled
+from primtorch.builder import as_spec, nowhere, with_settled
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
@@ -64,6 +64,7 @@ def lower(
     preserve: Sequence[OpOverload] = (),
     *,
     fresh: Sequence[bool] = (),
+    walks_windows: Callable[[torch.device], bool] = nowhere,
     dump: Callable[[str, str], None] | None = None,
 ) -> fx.GraphModule:
     """Rewrite a functional graph of ATen overloads into `opset`.
@@ -77,12 +78,14 @@ def lower(
         fresh: for each of the graph's first results, whether its memory has to be its own. Results whose calls turn out
             to be equal are one value in the opset; of those that are fresh each but one is a copy. None of these first
             results is an input, unless it was one in ATen.
+        walks_windows: devices on which a pooling's gradient is added up window by window: not gathered, position by
+            position, from the windows.
         dump: called with (file name, text) of the result.
 
     Raises:
         NotClosed: the graph mutates a value, or calls something that is no operator.
     """
-    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh).run()
+    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh, walks_windows).run()
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
     return lowered
@@ -96,6 +99,7 @@ class _Lowering:
         rules: Mapping[OpOverload, Rule],
         preserve: frozenset[OpOverload],
         fresh: Sequence[bool],
+        walks_windows: Callable[[torch.device], bool],
     ) -> None:
         self.gm = gm
         self.rules = rules
@@ -103,7 +107,7 @@ class _Lowering:
         self.fresh = fresh
         self.opset = opset
         self.graph = fx.Graph()
-        self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None)
+        self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None, walks_windows)
         self.env: dict[fx.Node, Any] = {}
         self.one_device = len({d for node in gm.graph.nodes for d in devices_of(node.meta.get("val"))}) < 2
 
@@ -196,7 +200,8 @@ class _Lowering:
         for body in operator.bodies:
             assert isinstance(body, fx.GraphModule)
             count = sum(len(n.args[0]) for n in body.graph.nodes if n.op == "output")  # type: ignore[arg-type]
-            bodies.append(lower(body, self.opset, tuple(self.preserve), fresh=(True,) * count))
+            preserve, fresh = tuple(self.preserve), (True,) * count
+            bodies.append(lower(body, self.opset, preserve, fresh=fresh, walks_windows=self.b.walks_windows))
         lowered = with_bodies(operator, bodies)
         return self.b.record(lowered, self.as_traced(node, args), {}, _described(node.meta["val"]), node.name)
 

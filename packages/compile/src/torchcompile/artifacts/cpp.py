@@ -63,7 +63,7 @@ def save_cpp(
     known = len(env.guards)
     try:
         graph, written = _operators(exported, env)
-        lowered = lower(graph)
+        lowered = lower(graph, walks_windows=torchinductor.walks_windows)
         torchinductor.choose_layouts(lowered)
         compiled = torchinductor.compile_graph(lowered, (), settings, ledger=Ledger(), title="program")
         signature = _Signature(exported).of_call(written, _asked(exported, env, known), _outputs(lowered))

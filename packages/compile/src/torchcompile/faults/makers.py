@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+import torchinductor
 from aotautograd import aot_module, run_graph
 from aotautograd.schemas import Opset, Partitioner
 from primtorch.interpret import interpret
@@ -48,6 +49,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
             distinct_inputs=True,  # capture guards it
             eager_random=settings.eager_random,
             preserve=settings.preserve,
+            walks_windows=torchinductor.walks_windows,
         )
 
     def joint(gm: fx.GraphModule, inputs: list[Any]) -> Run:
@@ -68,7 +70,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
         return seen
 
     def lowered(gm: fx.GraphModule, inputs: list[Any]) -> Run:
-        return interpret(lower(gm, "prims", tuple(settings.preserve)))
+        return interpret(lower(gm, "prims", tuple(settings.preserve), walks_windows=torchinductor.walks_windows))
 
     if kernels is None or program is None:
         return Makers({"joint": joint})

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch._ops import OpOverload
 
 import torchinductor
 from aotautograd import run_graph
@@ -125,9 +124,10 @@ def _compile(members: Sequence[Member], stage: Stage, job: Job, inputs: Inputs) 
         raise carried.__cause__ from None
 
 
-def _whole(options: CompileOptions) -> tuple[OpOverload, ...]:
-    """The operators that lowering leaves as they are."""
-    return (*options.preserve, *(drawing_operators("prims") if options.eager_random else ()))
+def _lowered(graph: fx.GraphModule, options: CompileOptions) -> fx.GraphModule:
+    """A graph of ATen's operators in prims, but for those that stay as they are."""
+    whole = (*options.preserve, *(drawing_operators("prims") if options.eager_random else ()))
+    return lower(graph, preserve=whole, walks_windows=torchinductor.walks_windows)
 
 
 class _Half:
@@ -187,7 +187,7 @@ class _Half:
     def _by_inductor(self, graph: fx.GraphModule, inputs: Inputs, title: str) -> Run:
         toolchain, start = self.job.toolchain, time.perf_counter()
         try:
-            lowered = graph if self.stage == "prims" else lower(graph, preserve=_whole(toolchain.options))
+            lowered = graph if self.stage == "prims" else _lowered(graph, toolchain.options)
             compiled = torchinductor.compile_graph(
                 lowered, inputs, backends.inductor_options(toolchain.options), ledger=toolchain.ledger, title=title
             )

@@ -181,6 +181,11 @@ def traits_of(device: torch.device) -> DeviceTraits:
     return DeviceTraits() if backend is None else backend.traits
 
 
+def walks_windows(device: torch.device) -> bool:
+    """What `primtorch.lower` asks of a device, by its traits."""
+    return traits_of(device).walks_windows
+
+
 def facts_of(device_type: str) -> Mapping[str, str] | None:
     """What the back end of a device type says that programs depend on; None where they are not kept for other
     processes, or nobody makes any."""
