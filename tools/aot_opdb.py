@@ -17,7 +17,6 @@ import cmath
 import collections
 import functools
 import math
-import os
 import platform
 import signal
 import sys
@@ -286,6 +285,9 @@ def places_of(only: Sequence[str]) -> list[int]:
     ]
 
 
+_SHARD = 8  # cases that a process takes which has to import everything for itself
+
+
 def swept(
     run: Callable[..., dict[str, Any]],
     cases: Sequence[tuple[Any, ...]],
@@ -294,22 +296,31 @@ def swept(
     gpus: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """What `run` gives for each case, a place in the database and perhaps a dtype, as they end, in processes side by
-    side, as far as they come until then. With `gpus`, a process sees one of so many."""
+    side, as far as they come until then.
 
-    def measure(case: Row, send: Callable[[Row], None]) -> None:
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(os.getpid() % gpus)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        signal.signal(signal.SIGALRM, too_long)
-        send(run(*case["case"]))
+    With `gpus`, each process has one of so many. It is no fork, as it may not be of one that has asked for a GPU, and
+    takes several cases; where it ends within one, those behind it are left for another time.
+    """
+    size, start = (_SHARD, "spawn") if gpus else (1, "fork")
+    shards = ({"cases": cases[at : at + size]} for at in range(0, len(cases), size))
+    environments = [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)] or [{}]
+    measure = functools.partial(_measure, run)
+    for worker in run_cases(
+        measure, shards, jobs=jobs, case_seconds=math.inf, until=until, start=start, environments=environments
+    ):
+        yield from worker.messages
+        if len(worker.messages) < len(worker.case["cases"]):
+            place, dtype = (*worker.case["cases"][len(worker.messages)], "float32")[:2]
+            reason, name = f"wrong: {worker.failure}", full_name(op_db[place])
+            yield {"name": name, "dtype": dtype, "counts": {dtype: {"wrong": 1}}, "failures": [(reason, dtype)]}
 
-    rows = ({"case": case} for case in cases)
-    for worker in run_cases(measure, rows, jobs=jobs, case_seconds=math.inf, until=until):
-        place, dtype = (*worker.case["case"], "float32")[:2]
-        reason, name = f"wrong: {worker.failure}", full_name(op_db[place])
-        crashed = {"name": name, "dtype": dtype, "counts": {dtype: {"wrong": 1}}, "failures": [(reason, dtype)]}
-        yield worker.messages[0] if worker.messages else crashed
+
+def _measure(run: Callable[..., dict[str, Any]], shard: Row, send: Callable[[Row], None]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, too_long)
+    for case in shard["cases"]:
+        send(run(*case))
 
 
 def report(results: list[dict[str, Any]], samples: int, command: str) -> str:

@@ -20,7 +20,6 @@ import collections
 import faulthandler
 import functools
 import math
-import os
 import platform
 import random
 import signal
@@ -29,9 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-if "--gpus" in sys.argv:  # workers are forks: this process must not have begun to use what they are to use
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 import torch
 from rich.progress import Progress

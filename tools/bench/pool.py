@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
@@ -38,21 +39,24 @@ def run_cases(
     case_seconds: float,
     until: float,
     start: str = "fork",
+    environments: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[Worker]:
     """Workers as they end, `jobs` at once; `measure(case, send)` runs in them, with nothing on stdout and stderr.
 
     `failure` is set where the process was ended or ended itself by anything but the return of `measure`. At `until`
     (of time.monotonic) what still runs is ended and not yielded, and the rest is not begun.
-    With `start` "fork" workers inherit what this process has imported: no thread may run in it.
+    With `start` "fork" workers inherit what this process has imported: no thread may run in it. `environments` are
+    added to this process's, for one worker after the other, before it starts.
     """
     context: Any = multiprocessing.get_context(start)
-    waiting, running = iter(cases), list[Worker]()
+    waiting, running, turns = iter(cases), list[Worker](), itertools.cycle(environments)
     try:
         while True:
             while len(running) < jobs and time.monotonic() < until:
                 case = next(waiting, None)
                 if case is None:
                     break
+                os.environ.update(next(turns))
                 running.append(_start(context, measure, case, time.monotonic() + case_seconds))
             if not running:
                 return
