@@ -17,6 +17,7 @@ import primtorch
 from primtorch.spec import TensorSpec
 from torchinductor import CppBackend, InductorOptions, TritonBackend, compile_graph, register_codegen
 from torchinductor.indexing import contiguous_strides, exprs
+from torchinductor.ir import Kernel
 from torchinductor.lowering.context import ExternCall, ViewRef
 from torchinductor.source import planned_operations
 
@@ -214,3 +215,18 @@ def test_scores_without_a_margin_are_the_products(with_bias: bool) -> None:
     truth = program(*(t.double() for t in inputs))
     assert found.stride() == eager.stride()
     assert (found - truth).norm() <= 2 * (eager - truth).norm() + 1e-3 * truth.norm()
+
+
+@pytest.mark.parametrize(("words", "apart"), [(50257, True), (50264, False), (9001, False)])
+def test_long_odd_rows_are_not_stored_by_what_reads_aligned_ones(words: int, apart: bool) -> None:
+    def both(p, x, w):
+        scores = p.mm(x, p.permute(w, (1, 0)))
+        return scores, p.amax(p.convert_element_type(scores, F32), (1,), False)
+
+    gm = build(both, spec(8192, 768), spec(words, 768))
+    kernels = [op for op in planned_operations(gm) if isinstance(op, Kernel)]
+    reduction = next(k for k in kernels if k.inner)
+    assert len(reduction.writes) == (1 if apart or words == 50264 else 2)
+    assert (
+        sum(not k.inner and any(k.buffers[b].shape[-1].as_int() == words for b in k.writes) for k in kernels) == apart
+    )

@@ -64,3 +64,17 @@ def _one_walk(steps: Mapping[str, list[IntExpr | None]], slow: Axis, fast: Axis)
         if a is None or b is None or a != b * fast.size:
             return False
     return True
+
+
+def aligned_along(kernel: Kernel, axis: Axis, nbytes: int, stores: bool = False) -> bool:
+    """Whether what is walked through along an axis begins at multiples of so many bytes, wherever the other axes
+    stand; of what is stored alone, or of everything."""
+    for stage in kernel.stages:
+        for op in stage.body.of(Store) if stores else stage.body.accesses:
+            step = coefficient_of(op.index, axis.name)
+            if step is None or step.as_int() != 1:
+                continue
+            size = kernel.buffers[op.buffer].dtype.itemsize
+            if any(c * size % nbytes for factors, c in (op.index - step * axis.var).ordered_terms() if factors):
+                return False
+    return True

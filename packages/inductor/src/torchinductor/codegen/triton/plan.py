@@ -17,7 +17,7 @@ from typing import Literal
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, number, product
 from torchinductor.ir import Apply, Axis, Constant, IndexExpr, Indirect, Kernel, Load, Reduce, ToDtype
-from torchinductor.scheduling.axes import by_rows, merge_axes
+from torchinductor.scheduling.axes import aligned_along, by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
 Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention"]
@@ -148,20 +148,6 @@ def _checked_along(kernel: Kernel, axis: Axis) -> int:
     return count
 
 
-def _aligned(kernel: Kernel, axis: Axis, nbytes: int) -> bool:
-    """Whether what is walked through along an axis begins at multiples of so many bytes, wherever the other axes
-    stand."""
-    for stage in kernel.stages:
-        for op in stage.body.accesses:
-            step = coefficient_of(op.index, axis.name)
-            if step is None or step.as_int() != 1:
-                continue
-            size = kernel.buffers[op.buffer].dtype.itemsize
-            if any(c * size % nbytes for factors, c in (op.index - step * axis.var).ordered_terms() if factors):
-                return False
-    return True
-
-
 def pow2(value: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(value - 1, 0).bit_length()
@@ -185,7 +171,7 @@ def _pointwise(kernel: Kernel) -> Layout:
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
     long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.13 * width
-    if last is not None and len(axes) > 1 and long and _aligned(kernel, last, 4):
+    if last is not None and len(axes) > 1 and long and aligned_along(kernel, last, 4):
         # What is the same for a row is read once. Shorter rows are a line like any other.
         return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=ROW_BLOCK, warps=4)
     total = _static(axes)
@@ -216,7 +202,7 @@ def _reduction(kernel: Kernel) -> Layout:
     passes = sum(stage.kind == "inner" for stage in kernel.stages)
     # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
     # Odd rows are read two or four bytes at a time: by programs that take less of them.
-    aligned = _aligned(kernel, inner[-1], 16)
+    aligned = aligned_along(kernel, inner[-1], 16)
     block, warps = (8192, 32) if passes > 1 and not ordered else (4096, 8) if aligned else (2048, 4)
     if length is not None:
         block = min(pow2(length), block)
