@@ -50,6 +50,125 @@ class Clip(Function):
         return grad * 2
 
 
+class GivesBack(Function):
+    """Of two tensors the first itself, with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -3 * grad, grad.cos().sum(0)
+
+
+class Views(GivesBack):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -3 * grad.t(), grad.cos().sum(1)
+
+
+class WritesUnseen(GivesBack):
+    """As solvers fill the stages of a step: behind the version counter's back."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        x.data[0] = w
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad[0].cos()
+
+
+def given_back(f, x, w):
+    return f(x, w.sin())
+
+
+def given_back_beside_another(f, x, w):
+    return f(x, w.sin()), w * 2
+
+
+def given_back_twice(f, x, w):
+    y = f(x, w.sin())
+    return f(y.view_as(y), w.cos()), w * 2
+
+
+def view_of_what_was_given_back(f, x, w):
+    y = f(x, w.sin())
+    return y[1:], x[2], y.sum() + w
+
+
+def with_what_it_was_given(f, x, w):
+    y = x * 2
+    return y, f(y, w.sin())
+
+
+def before_what_it_was_given(f, x, w):
+    y = x * 2
+    return f(y, w.sin()), y
+
+
+def twice_of_one(f, x, w):
+    y = x * 2
+    z, v = f(y, w.sin()), f(y, w)
+    return z.sin(), z, v[1:]
+
+
+def views_of_one_that_is_given_back(f, x, w):
+    y = f(x * 2, w.sin())
+    return y, y[1:], w * 3
+
+
+GIVING_BACK = [
+    given_back, given_back_beside_another, given_back_twice, view_of_what_was_given_back, with_what_it_was_given,
+    before_what_it_was_given, twice_of_one, views_of_one_that_is_given_back,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "non-leaf"])
+@pytest.mark.parametrize("function", [GivesBack, Views, WritesUnseen], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", GIVING_BACK, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_that_gives_back_what_it_was_given(backend, program, function, leaf):
+    """Its derivative is its own, and no view's, though the result lies in the argument's memory."""
+    seed = torch.seed()
+    runs = []
+    for run in (program, torchcompile.compile(program, backend=backend, fullgraph=True)):
+        torch.manual_seed(seed)
+        start, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+        x = start if leaf else start * 1
+        found = run(function.apply, x, w)
+        results = found if isinstance(found, tuple) else (found,)
+        (sum((y * y).sum() for y in results) + (x * 0).sum()).backward()
+        shared = [
+            a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+            for a in (*results, x)
+            for b in (*results, x)
+        ]
+        layouts = [(y.stride(), y.storage_offset(), y._version, y.requires_grad, y.grad_fn is None) for y in results]
+        runs.append(([y.detach().clone() for y in (*results, x)], start.grad, w.grad, shared, layouts))
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-12, atol=1e-12, msg=lambda m: f"seed {seed}: {m}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_derivatives_of_what_is_given_back(backend):
+    def program(x, w):
+        return GivesBack.apply(x, w.sin())
+
+    runs = []
+    for run in (program, torchcompile.compile(program, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+        first = torch.autograd.grad(run(x, w).pow(3).sum(), (x, w), create_graph=True)
+        runs.append((*first, *torch.autograd.grad(sum(g.pow(2).sum() for g in first), (x, w))))
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-12, atol=1e-12)
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -37,6 +37,8 @@ from primtorch.memory import returns_alias
 
 aten = torch.ops.aten
 _autograd: Any = torch._C._autograd
+_NON_LEAF = "NonLeafBackward"  # of `aotautograd.functionalize.NonLeaf`, behind an input that is no leaf
+_Emit = Callable[[ForwardKind, fx.Node, int | None, torch.Tensor | None], int]
 
 
 @dataclass(slots=True)
@@ -130,7 +132,9 @@ def analyse(
             first_seen[id(value)] = place
             candidate = _Candidate(place, value, path_of_views(node_of[id(unwrap(value))], final))
             root = candidate.path[0]
-            if root in final:
+            if root in final and _is_made_by_function(candidate, 0, None):
+                infos[place] = _with_own_history(OutputKind.VIEW_OF_INPUT, final[root], candidate, 0, emit, node_of)
+            elif root in final:
                 infos[place] = _alias_of_input(candidate, final[root], given)
             else:
                 groups[root].append(candidate)
@@ -164,7 +168,7 @@ def _input_info(
     hidden = id(inner) in written
     data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)  # type: ignore[attr-defined]
     history = outer.grad_fn
-    unchanged = history is None or type(history).__name__ == "NonLeafBackward"
+    unchanged = history is None or type(history).__name__ == _NON_LEAF
     return InputInfo(
         index=place,
         requires_grad=bound.requires_grad[place],
@@ -217,6 +221,34 @@ def _view(kind: OutputKind, slot: int, output: _Candidate, depth: int) -> Output
     return OutputInfo(kind, slot, steps, requires_grad=True, outside_history=outside_history)
 
 
+def _is_made_by_function(output: _Candidate, depth: int, base: torch.Tensor | None) -> bool:
+    """Whether an autograd function, which has a derivative of its own, is on the way from the value at `depth` of the
+    output's path (`base`, if that is a tensor of the program) to the output: one that gives back what it got."""
+    if refuses_history(output.value):
+        return False
+    node, begin = output.value.grad_fn, None if base is None else base.grad_fn
+    for _ in range(len(output.path) - depth):
+        if node is None or node is begin:
+            return False
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return type(node).__name__ != _NON_LEAF
+        if len(node.next_functions) != 1:
+            return False
+        node = node.next_functions[0][0]
+    return False
+
+
+def _with_own_history(
+    kind: OutputKind, slot: int, output: _Candidate, depth: int, emit: _Emit, node_of: Mapping[int, fx.Node]
+) -> OutputInfo:
+    """An output that lies in the memory of an input or of another output, and whose gradient goes another way than
+    that of a view: the forward returns a copy, of which the wrapper takes the history alone."""
+    with torch.no_grad():
+        copy = unwrap(output.value).clone()
+    history = emit("value", node_of[id(copy)], None, output.value)
+    return OutputInfo(kind, slot, output.steps_from(depth), requires_grad=True, history=history)
+
+
 def _outside_history(output: torch.Tensor, steps: Sequence[ViewStep]) -> int:
     """How many of an output's views were taken under no_grad. The history of what is taken of them in grad mode begins
     there, and leads nowhere."""
@@ -248,7 +280,7 @@ def _same_memory(value: torch.Tensor) -> ViewStep:
 
 def _emit_group(
     members: list[_Candidate],
-    emit: Callable[[ForwardKind, fx.Node, int | None, torch.Tensor | None], int],
+    emit: _Emit,
     infos: list[OutputInfo | None],
     node_of: Mapping[int, fx.Node],
 ) -> None:
@@ -267,7 +299,8 @@ def _emit_group(
     shared = 1  # length of the paths' common beginning
     while all(len(m.path) > shared and m.path[shared] is members[0].path[shared] for m in members):
         shared += 1
-    whole = next((m for m in members if len(m.path) == shared), None)
+    wholes = [m for m in members if len(m.path) == shared]
+    whole = next((m for m in wholes if not _is_made_by_function(m, 0, None)), wholes[0] if wholes else None)
     if whole is not None and _is_view_under_no_grad(whole.value) and any(has_history(m.value) for m in members):
         whole = None  # it has no history that the others' could begin with
     depth = shared - 1
@@ -279,6 +312,8 @@ def _emit_group(
     for m in members:
         if m is whole:
             infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
+        elif _is_made_by_function(m, depth, outer):
+            infos[m.place] = _with_own_history(OutputKind.VIEW_OF_VALUE, slot, m, depth, emit, node_of)
         else:
             infos[m.place] = _view(OutputKind.VIEW_OF_VALUE, slot, m, depth)
 

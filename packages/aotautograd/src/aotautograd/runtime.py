@@ -368,6 +368,31 @@ def _restride(info: InputInfo) -> Callable[..., None]:
     return give_shape
 
 
+class _InMemoryOf(torch.autograd.Function):
+    """(value, the same elements where they are to lie) -> those, with the history of the value."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradients[0], None
+
+
+def _made_by_function(output: OutputInfo) -> Callable[..., object]:
+    """An output in the memory of an input or of another output, with a history of its own."""
+    replay, slot, history = replay_of(output.steps), output.slot, output.history
+    of_value = output.kind is OutputKind.VIEW_OF_VALUE
+
+    def make(flat: Values, values: Values, outputs: object, symbols: dict[str, int]) -> object:
+        with torch.no_grad():
+            memory = replay((values if of_value else flat)[slot].detach(), symbols)
+        return _InMemoryOf.apply(values[history], memory)  # type: ignore[no-untyped-call]
+
+    return make
+
+
 def _maker(output: OutputInfo) -> Callable[..., object]:
     """How one output is made from (flat inputs, forward values, outputs so far, symbols)."""
     slot = output.slot
@@ -379,6 +404,8 @@ def _maker(output: OutputInfo) -> Callable[..., object]:
         return lambda flat, values, outputs, symbols: flat[slot]
     if output.kind is OutputKind.CONSTANT:
         return lambda flat, values, outputs, symbols: output.value
+    if output.history >= 0:
+        return _made_by_function(output)
     replay = replay_of(output.steps, output.outside_history if output.requires_grad else len(output.steps))
     if output.stale:
         fresh = replay

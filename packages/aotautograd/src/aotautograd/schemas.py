@@ -89,6 +89,9 @@ class OutputInfo:
     value: object = None
     requires_grad: bool = False  # of a view: whether it was taken in grad mode and has a history
     outside_history: int = 0  # of a view with history: how many of the first steps were taken under no_grad
+    history: int = (
+        -1
+    )  # of a view: the forward output whose history it has in place of a view's: an autograd function made it
     stale: bool = False  # of a view: its base was written to behind it, and autograd refuses to say its history
     same_as: int | None = None  # an earlier output that is the very same object
 
