@@ -157,7 +157,46 @@ def counts_at_least_so_many(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return counts[: x.shape[0], None] * x, counts.cumsum(0)
 
 
+def picked_twice(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x[mask] * x.sin()[mask] + F.mse_loss(x[mask], x.cos()[mask])
+
+
+def picked_in_several_ways(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    places = mask.nonzero(as_tuple=True)[0]
+    return x[mask] + x.exp()[places], x[:, 0].masked_select(mask) * x[mask, 1], x[mask.nonzero()[:, 0]] - x[mask]
+
+
+def picked_and_written(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    out[mask] = x[mask] * x.exp()[mask]
+    return out
+
+
+def picked_around_a_write(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each write is followed by another number of places: through the mask, a view of it, and without a version."""
+    whole, mask, x = x.sum(), mask.clone(), x.detach()
+    first = x[mask] + whole
+    mask[0] = ~mask[0]
+    second = x[mask]
+    mask.view(-1)[2:4].fill_(True)
+    third = x[mask] * 2
+    mask.data.logical_not_()
+    return first, second, third, x[mask] + x.sin()[mask]
+
+
+def split_by_a_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    out[mask] = x[mask] * 3
+    out[~mask] = x[~mask] * 2
+    return out
+
+
 CASES: list[tuple[Program, Make, bool]] = [  # the last: all of it is in graphs
+    (picked_twice, _masked, True),
+    (picked_twice, _longer, True),
+    (picked_in_several_ways, _masked, True),
+    (picked_and_written, _masked, True),
+    (picked_around_a_write, _masked, True),
     (puts, _rows, True),
     (puts, _elements, True),
     (puts, _row, True),
@@ -191,6 +230,30 @@ def _run(program: Program, arguments: tuple[torch.Tensor, ...]) -> tuple[Any, li
     if isinstance(total, torch.Tensor) and total.requires_grad:
         total.backward()
     return result, [a.grad for a in own]
+
+
+@pytest.mark.parametrize("ranks", [(r, m) for r in (1, 2, 3) for m in range(1, r + 1)], ids=str)
+def test_a_choice_by_a_mask_of_any_rank_is_in_one_graph(ranks: tuple[int, int]) -> None:
+    """What a mask picks is written where it picks, and where another mask picks; numbers are as many as the data say."""
+    rank, dims = ranks
+    seed = torch.seed()
+    compiled = torchcompile.compile(split_by_a_mask, fullgraph=True)
+    for call in range(4):
+        x = torch.randn((2, 3, 4)[:rank], dtype=torch.float64, requires_grad=True)
+        arguments = (x, _mask(call, *x.shape[:dims]))
+        expected, result = _run(split_by_a_mask, arguments), _run(compiled, arguments)
+        torch.testing.assert_close(
+            result, expected, rtol=0, atol=0, msg=lambda m, call=call: f"seed {seed}, call {call}: {m}"
+        )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+def test_as_many_numbers_as_a_mask_of_two_dims_picks(count: int) -> None:
+    x, values = torch.randn(6, 3), torch.randn(count)
+    mask = (torch.arange(18) < count).reshape(6, 3)
+    torch.testing.assert_close(
+        torchcompile.compile(puts, fullgraph=True)(x, mask, values), puts(x, mask, values), rtol=0, atol=0
+    )
 
 
 @pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "data_dependent_branch")

@@ -40,6 +40,7 @@ _FILLS = (1, 0)
 """Elements: 1 divides, and is a place in LAPACK's counting as in Python's; 0 is a place in a single element."""
 _REFUSALS = (RuntimeError, IndexError, TypeError, ValueError)  # what eager raises for a call that is wrong
 _UNASKED = frozenset({"_pin_memory", "_resize_output_", "record_stream"})
+_TAKE_MASKS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
 _CPU = torch.device("cpu")
 _KEYS = DispatchKeySet(DispatchKey.CPU)
 
@@ -286,7 +287,8 @@ def _answer(call: _Call, fill: int) -> Any:
 
 def _is_for_dtypes(call: _Call, fill: int) -> bool:
     """Whether the call is taken with other dtypes in the place of one or more."""
-    given = [leaf.dtype if type(leaf) is TensorSpec else leaf for leaf in call.leaves()]
+    masks = _masks(call)
+    given = [leaf.dtype if type(leaf) is TensorSpec and id(leaf) not in masks else leaf for leaf in call.leaves()]
     places = [place for place, leaf in enumerate(given) if type(leaf) is torch.dtype]
     alike = [[p for p in places if given[p] is dtype] for dtype in dict.fromkeys(given[p] for p in places)]
     apart = [[place] for place in places] if len(alike) < len(places) <= 6 else []
@@ -299,6 +301,14 @@ def _is_for_dtypes(call: _Call, fill: int) -> bool:
             if other and not isinstance(_answer(trial, fill), Exception):
                 return True
     return False
+
+
+def _masks(call: _Call) -> frozenset[int]:
+    """The identities of boolean indices: as integers they would be other indices, with results of another shape."""
+    if call.op._schema.name.removeprefix("aten::") not in _TAKE_MASKS:
+        return frozenset()
+    parts = (part for value in call.args if isinstance(value, list) for part in value)
+    return frozenset(id(part) for part in parts if type(part) is TensorSpec and part.dtype is torch.bool)
 
 
 @contextmanager
@@ -369,10 +379,15 @@ def _laid_out(like: TensorSpec, shape: Any, dtype: torch.dtype) -> TensorSpec:
 
 
 def _tensor(leaf: Any, fill: int, place: int) -> Any:
-    """Of one number; square matrices of ones have twos on the diagonal, so that they have an inverse and a root."""
+    """Of one number; square matrices of ones have twos on the diagonal, so that they have an inverse and a root, and a
+    mask is true in as many places as `_some` says that data have."""
     if type(leaf) is not TensorSpec:
         return leaf
     made = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+    if leaf.dtype is torch.bool:
+        made.fill_(False)
+        made.as_strided((min(made.numel(), _LEAST),), (1,)).fill_(bool(place))
+        return made
     if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
         return made.fill_(place)
     made.fill_(fill)
@@ -381,6 +396,6 @@ def _tensor(leaf: Any, fill: int, place: int) -> Any:
     return made
 
 
-def _some(maximum: object, minimum: int = 0) -> int:
+def _some(maximum: object, minimum: int = 0, of: object = None) -> int:
     """A size that data would tell."""
     return max(minimum, _LEAST)

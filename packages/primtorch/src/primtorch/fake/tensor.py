@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.immutable_collections import immutable_list
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from primtorch.arguments import TensorLike
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
 from primtorch.fake.asking import AskedRules
@@ -20,7 +21,7 @@ from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, recipe_of, st
 from primtorch.fake.registered import run_registered
 from primtorch.fake.table import RULES, Rule, RuleTable, is_composite
 from primtorch.layout import is_contiguous
-from primtorch.operators.build import refuse_fresh
+from primtorch.operators.build import Fresh, refuse_fresh
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import size_of_data
@@ -38,13 +39,15 @@ class Memory:
     """Stands for the storage that a fake tensor and its views share.
 
     `constant` is the value of a fresh tensor that the program made from a Python number, until something writes to it.
+    `counts` are the symbols for how many elements are not zero, by the identity of a description, until then.
     `real` refers weakly to the storage that an input's fake stands for.
     """
 
-    __slots__ = ("__weakref__", "constant", "real")
+    __slots__ = ("__weakref__", "constant", "counts", "real")
 
     def __init__(self, real: StorageWeakRef | None = None) -> None:
         self.constant: torch.Tensor | None = None
+        self.counts: dict[int, tuple[TensorSpec, Size]] = {}
         self.real = real
 
 
@@ -378,7 +381,7 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwarg
         values, _ = _described(kwargs.values())
         kwargs = dict(zip(kwargs, values, strict=True))
     if rule.fresh:
-        out = rule.formula(*described, **kwargs, fresh=mode.fresh_size)
+        out = rule.formula(*described, **kwargs, fresh=_sizes_of_data(mode, args))
     elif symbolic:
         return _propagate_symbols(mode, func, rule, described, kwargs, _shared_memory(rule, args))
     else:
@@ -407,6 +410,23 @@ def _described(args: Iterable[Any]) -> tuple[list[object], bool]:
     return described, symbolic
 
 
+def _sizes_of_data(mode: FakeMode, args: Sequence[object]) -> Fresh:
+    """Sizes for a call with these arguments: one tensor has one number of elements that are not zero."""
+
+    def fresh(maximum: Size | None, minimum: Size = 0, of: TensorLike | None = None) -> Size:
+        given = (part for arg in args for part in (arg if isinstance(arg, list | tuple) else (arg,)))
+        fakes = (part for part in given if isinstance(part, FakeTensor))
+        counted = next((fake for fake in fakes if of is not None and (fake is of or fake.spec is of)), None)
+        if counted is None:
+            return mode.fresh_size(maximum, minimum)
+        counts = counted.memory.counts
+        if id(counted.spec) not in counts:
+            counts[id(counted.spec)] = counted.spec, mode.fresh_size(maximum, minimum)
+        return counts[id(counted.spec)][1]
+
+    return fresh
+
+
 _SEQUENCES = frozenset({list, tuple, torch.Size, immutable_list})
 
 
@@ -415,7 +435,7 @@ def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: 
     if rule.overlap is not None:
         rule.overlap(args, kwargs)
     if rule.fresh:
-        out = rule.formula(*args, **kwargs, fresh=mode.fresh_size)
+        out = rule.formula(*args, **kwargs, fresh=_sizes_of_data(mode, args))
     else:
         out = rule.formula(*args, **kwargs)
     if rule.restrides:
@@ -478,6 +498,7 @@ def _written(mutates: Sequence[int | str], args: Sequence[object], kwargs: Mappi
         for one in target if isinstance(target, list | tuple) else (target,):
             if isinstance(one, FakeTensor):
                 one.memory.constant = None
+                one.memory.counts.clear()
             elif isinstance(one, torch.Tensor):
                 raise FakeTensorError(
                     f"an operator would write fake data to a real tensor of shape {list(one.shape)}. "

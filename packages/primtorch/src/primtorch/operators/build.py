@@ -14,12 +14,14 @@ from primtorch.spec import Size, TensorSpec
 
 
 class Fresh(Protocol):
-    """Gives a size that only the data tells, in a range. Formulas of such operators take it as keyword `fresh`."""
+    """Gives a size that only the data tells, in a range. Formulas of such operators take it as keyword `fresh`.
 
-    def __call__(self, maximum: Size | None, minimum: Size = 0) -> Size: ...
+    of: the tensor whose elements that are not zero it counts, so that it is the same size until they change."""
+
+    def __call__(self, maximum: Size | None, minimum: Size = 0, of: TensorLike | None = None) -> Size: ...
 
 
-def refuse_fresh(maximum: Size | None, minimum: Size = 0) -> Size:
+def refuse_fresh(maximum: Size | None, minimum: Size = 0, of: TensorLike | None = None) -> Size:
     """Without symbols for data-dependent sizes there is none to give."""
     raise DataDependentShape(
         "an operator's output size",

@@ -143,7 +143,7 @@ def _expand_masks(x: TensorLike, indices: Sequence[TensorLike | None], fresh: Fr
                     "indexed tensor "
                     f"{list(x.shape)} at index {len(out) + k}"
                 )
-        count = fresh(product(index.shape))
+        count = fresh(product(index.shape), of=index)
         column = TensorSpec((count,), (max(index.dim(), 1),), torch.int64, index.device)
         out.extend([column] * index.dim())
     return out
@@ -643,7 +643,9 @@ def _lower_put(b: Builder, x: Value, index: Value, source: Value, accumulate: bo
 
 @OP.formula("masked_select")
 def _masked_select(x: TensorLike, mask: TensorLike, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
-    count = fresh(product(broadcast(tuple(x.shape), tuple(mask.shape))))
+    shape = broadcast(tuple(x.shape), tuple(mask.shape))
+    whole = mask.dim() == len(shape) and all(a is b for a, b in zip(mask.shape, shape, strict=True))
+    count = fresh(product(shape), of=mask if whole else None)
     return TensorSpec((count,), (1,), x.dtype, x.device)
 
 
@@ -659,18 +661,20 @@ def _lower_masked_select(b: Builder, x: Value, mask: Value) -> Value:
 
 @OP.rule("masked_scatter")
 def _lower_masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
-    """The k-th true element of the mask, in row-major order, takes source's k-th."""
+    """The k-th true element of the mask, in row-major order, takes source's k-th. The others read a place of their own
+    before these: the source may have none."""
     shape = broadcast_shapes(x.shape, mask.shape)
     mask, x = mask.expand(shape), x.expand(shape)
     flat = mask.reshape((mask.numel(),)).to(torch.int64)
-    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0)
-    picked = b.emit(prims.index, source.reshape((source.numel(),)), (place,), False)
+    place = b.emit(prims.cumsum, flat, 0) * flat
+    values = b.cat([b.full((1,), 0, source.dtype, source.device), source.reshape((source.numel(),))], 0)
+    picked = b.emit(prims.index, values, (place,), False)
     return b.where(mask, picked.reshape(shape), x)
 
 
 @OP.formula("nonzero")
 def _nonzero(x: TensorLike, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
-    count = fresh(product(x.shape))
+    count = fresh(product(x.shape), of=x)
     # The result is filled column by column: its transpose is row-major.
     return TensorSpec((count, x.dim()), (1, count), torch.int64, x.device)
 

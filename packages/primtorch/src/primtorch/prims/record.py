@@ -102,7 +102,7 @@ def meta_of(overload: OpOverload) -> Meta:
     return FormulaOf(overload.name().removeprefix("aten::"))
 
 
-def fresh_size(operands: Sequence[object], maximum: Size | None, minimum: Size = 0) -> torch.SymInt:
+def fresh_size(operands: Sequence[object], maximum: Size | None, minimum: Size = 0, of: object = None) -> torch.SymInt:
     """A size known only when the program runs, in the operands' shape environment if they have one."""
     sizes = (size for spec in operands if isinstance(spec, TensorSpec) for size in spec.shape)
     env = next(filter(None, map(shape_env_of, sizes)), None) or ShapeEnv()
