@@ -74,10 +74,16 @@ bool is_container(PyObject* object) {
   return PyList_Check(object) || PyTuple_Check(object) || PyDict_Check(object) || PyAnySet_Check(object);
 }
 
+// Not by the class's own `__iter__`.
+Ref ordered_keys(PyObject* dict) {
+  const Ref iterator = Ref::steal(PyODict_Type.tp_iter(dict));
+  return iterator ? Ref::steal(PySequence_Tuple(iterator.get())) : Ref();
+}
+
 bool keys_match(PyObject* dict, PyObject* expected) {
   if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return false;
   if (PyODict_Check(dict)) {  // its order is its own, not that of the dict beneath
-    Ref keys = Ref::steal(PySequence_Tuple(dict));
+    Ref keys = ordered_keys(dict);
     if (!keys) PyErr_Clear();
     return keys && constants_equal(keys.get(), expected);
   }
@@ -208,7 +214,7 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
     case Access::dict_key_at: {
       if (!PyDict_Check(base) || node.index >= PyDict_GET_SIZE(base)) return nullptr;
       if (PyODict_Check(base)) {
-        Ref keys = Ref::steal(PySequence_Tuple(base));
+        Ref keys = ordered_keys(base);
         if (!keys) {
           PyErr_Clear();
           return nullptr;

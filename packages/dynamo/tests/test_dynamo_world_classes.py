@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import typing
 from typing import Any, Protocol
 
@@ -464,6 +465,64 @@ def slots_that_do_not_exist(x: torch.Tensor, o: Any) -> Any:
     except AttributeError as error:
         return x + o.a, str(error)
     return x
+
+
+# Classes made from functools.partial, with a constructor of another form than its.
+
+
+class BoundPartial(functools.partial):  # type: ignore[type-arg]
+    """As libraries write decorators that keep their function."""
+
+    def __init__(self, function: Any) -> None:
+        self.inner = functools.partial(function)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self.func, instance)
+
+
+class Scaled(functools.partial):  # type: ignore[type-arg]
+    __slots__ = ("by",)
+
+    def __new__(cls, function: Any, by: float, **given: Any) -> Any:
+        made = super().__new__(cls, function, **given)
+        made.by = by
+        return made
+
+
+class Announced(functools.partial):  # type: ignore[type-arg]
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args) + 1
+
+
+def _sum_of(a: Any, b: Any = 1, *, scale: float = 1.0) -> Any:
+    return (a + b) * scale
+
+
+class WithBoundPartial:
+    n = 3
+
+    @BoundPartial
+    def grow(self, x: Any) -> Any:
+        return x * self.n
+
+
+@case(lambda: {"held": [BoundPartial(_sum_of), Scaled(_sum_of, 2.0, scale=3.0), Announced(_sum_of, 5)]})
+def classes_made_from_partial(x: torch.Tensor, s: dict[str, list[Any]]) -> Any:
+    bound, scaled, announced = s["held"]
+    made = [BoundPartial(_sum_of), Scaled(_sum_of, 4.0, scale=x.shape[0]), Announced(_sum_of)]
+    y = bound(x, x) + scaled(x, scale=0.5) * scaled.by + announced(x) + WithBoundPartial().grow(x)
+    for function in made:
+        y = function(y)
+    return y, made[1].by, made[0].inner.func, bound.func
+
+
+@case(breaks=1)
+def objects_made_from_partial_outlive_a_break(x: torch.Tensor, _: Any) -> Any:
+    made = [BoundPartial(_sum_of), Scaled(_sum_of, 4.0, scale=2.0), Announced(_sum_of, x)]
+    torchdynamo.graph_break()
+    for function in made:
+        x = function(x)
+    return x, made[0].inner(1), made[1](1), made[1].by, type(made[2])
 
 
 @pytest.mark.parametrize("found", cases_of(__name__))

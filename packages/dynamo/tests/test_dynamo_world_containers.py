@@ -594,6 +594,50 @@ def subclasses_of_set_and_deque(x: torch.Tensor, _: Any) -> Any:
     return x * w.mean(), t, w, t.tag, w.maxlen
 
 
+def _refuses(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError
+
+
+# What Python's own code and C code find in a container, they find without the methods of a class made from it.
+_PROTOCOL = ("__len__", "__iter__", "__getitem__", "__contains__", "__bool__", "__reversed__", "copy", "keys", "values",
+             "items", "get")  # fmt: skip
+
+
+def _with_refusals(base: type) -> type:
+    """A class whose objects can be read by the methods of `base` alone."""
+    methods = {name: _refuses for name in _PROTOCOL if hasattr(base, name) or name == "__bool__"}
+    return type(f"Own{base.__name__}", (base,), methods)
+
+
+OWN = {base: _with_refusals(base) for base in (tuple, list, dict, OrderedDict, defaultdict, set, frozenset, deque)}
+
+
+def _own_containers() -> dict[str, Any]:
+    pairs, numbers, tensors = [("a", 1), ("b", 2)], [3, 1, 2], [torch.ones(3), torch.zeros(3)]
+    made: dict[str, Any] = {base.__name__: kind(numbers) for base, kind in OWN.items() if not issubclass(base, dict)}
+    made |= {base.__name__: kind() for base, kind in OWN.items() if issubclass(base, dict)}
+    for base in (dict, OrderedDict, defaultdict):
+        for key, value in pairs:
+            base.__setitem__(made[base.__name__], key, value)
+    del made["deque"]  # a class made from it is not read
+    return made | {"of tensors": OWN[tuple](tensors), "nested": OWN[list]([OWN[tuple](numbers), tensors[0]])}
+
+
+HELD = _own_containers()
+
+
+@case()
+def containers_that_refuse_their_own_protocol(x: torch.Tensor, _: Any) -> Any:
+    total = x * tuple.__len__(HELD["tuple"]) + tuple.__getitem__(HELD["tuple"], 0) + list.__getitem__(HELD["list"], 1)
+    table = [dict.__getitem__(HELD[name], "b") for name in ("dict", "OrderedDict", "defaultdict")]
+    sizes = dict.__len__(HELD["dict"]), set.__len__(HELD["set"]), frozenset.__len__(HELD["frozenset"])
+    nested = list.__getitem__(HELD["nested"], 0)
+    made = OWN[list]([1, 2])
+    list.append(made, 4.0)
+    rows = tuple.__getitem__(HELD["of tensors"], 0) + list.__getitem__(HELD["nested"], 1)
+    return total + rows, table, sizes, tuple.__getitem__(nested, 2), set.__contains__(HELD["set"], 3), list.pop(made)
+
+
 @pytest.mark.parametrize("found", cases_of(__name__))
 def test_containers(found: Case) -> None:
     check(found)

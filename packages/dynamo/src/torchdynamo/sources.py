@@ -365,6 +365,12 @@ def own_keys(container: dict[object, object]) -> tuple[object, ...]:
     return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
 
 
+def own_length(container: Any) -> int:
+    """How many items it holds, by the built-in class: a `__len__` of the program's own may say anything."""
+    kind: Any = next((base for base in (list, tuple, dict, set, frozenset) if isinstance(container, base)), None)
+    return len(container) if kind is None else kind.__len__(container)
+
+
 def base_item(container: Any, key: object) -> object:
     """An item by the lookup of the built-in base class: a `defaultdict` gets no item by being asked."""
     if isinstance(container, dict):

@@ -51,7 +51,7 @@ from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, Extern
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, WorkOutlivesGraph
-from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of
+from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of, own_keys
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -380,10 +380,7 @@ class Codegen:
     def _write_dict(self, known: External) -> None:
         before: dict[Any, Any] = known.snapshot
         shadow: dict[Any, Any] = known.value
-        now = {
-            key: dict.__getitem__(shadow, key)
-            for key in list(shadow.keys() if type(shadow) is dict else type(shadow).__iter__(shadow))
-        }
+        now = {key: dict.__getitem__(shadow, key) for key in own_keys(shadow)}
         if _same_items(list(now), list(before)) and _same_items(list(now.values()), list(before.values())):
             return
         base = self.pin(collections.OrderedDict) if isinstance(shadow, collections.OrderedDict) else "dict"
@@ -449,8 +446,8 @@ class Codegen:
 
 def _not_in(keys: set[Any], others: set[Any]) -> list[Any]:
     """Those of the others that are no keys, or are equal to one of another type."""
-    own = {key: key for key in keys}
-    return [other for other in others if other not in own or type(own[other]) is not type(other)]
+    own = {key: key for key in set.__iter__(keys)}
+    return [other for other in set.__iter__(others) if other not in own or type(own[other]) is not type(other)]
 
 
 def _allocated_by_object(kind: type) -> bool:

@@ -154,8 +154,14 @@ def _builtin(code: Codegen, obj: types.BuiltinFunctionType | types.MethodWrapper
 
 
 def _partial(code: Codegen, obj: functools.partial[object]) -> str:
-    parts = ", ".join([code.value(obj.func), *map(code.value, obj.args)])
-    return code.named(obj, f"{code.pin(type(obj))}({parts}, **{code.value(obj.keywords)})")
+    base, kind = functools.partial, type(obj)
+    func, args, keywords = (vars(base)[part].__get__(obj) for part in ("func", "args", "keywords"))
+    parts = ", ".join([code.value(func), *map(code.value, args)]) + f", **{code.value(keywords)}"
+    if kind is base:
+        return code.named(obj, f"{code.pin(base)}({parts})")
+    name = code.named(obj, f"{code.pin(base)}.__new__({code.pin(kind)}, {parts})")
+    code.attributes(obj, name)
+    return name
 
 
 def _function(code: Codegen, obj: types.FunctionType) -> str:

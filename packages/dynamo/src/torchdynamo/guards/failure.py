@@ -19,7 +19,7 @@ from torchdynamo.guards.memory_guards import overlapping
 from torchdynamo.guards.shape_program import run_program, same_constant
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
-from torchdynamo.sources import Scope, instance_dict, own_keys, resolve
+from torchdynamo.sources import Scope, instance_dict, own_keys, own_length, resolve
 
 
 def _has_instance(obj: object, name: str) -> bool:
@@ -30,14 +30,14 @@ def _has_instance(obj: object, name: str) -> bool:
 
 
 def _truth(value: object) -> bool:
-    return bool(len(value)) if isinstance(value, (list, tuple, dict, set, frozenset)) else bool(value)
+    return bool(own_length(value)) if isinstance(value, (list, tuple, dict, set, frozenset)) else bool(value)
 
 
 _CHECKS: dict[GuardKind, Callable[[Any, Any], bool]] = {
     GuardKind.TYPE: lambda value, payload: type(value) is payload,
     GuardKind.IDENTITY: lambda value, payload: value is payload,
     GuardKind.EQUALS: same_constant,
-    GuardKind.LENGTH: lambda value, payload: len(value) == payload,
+    GuardKind.LENGTH: lambda value, payload: own_length(value) == payload,
     GuardKind.DICT_KEYS: lambda value, payload: own_keys(value) == payload,
     GuardKind.SET_ITEMS: lambda value, payload: frozenset(value) == payload,
     GuardKind.INSTANCE_HAS: _has_instance,
@@ -171,7 +171,7 @@ def _explain_value(guard: Guard, where: str, value: object, scope: Scope) -> str
 # What a guard compares of the value, where that is not the value itself.
 _COMPARED: dict[GuardKind, Callable[[Any], Any]] = {
     GuardKind.TYPE: type,
-    GuardKind.LENGTH: len,
+    GuardKind.LENGTH: own_length,
     GuardKind.DICT_KEYS: own_keys,
     GuardKind.SET_ITEMS: frozenset,
     GuardKind.BOOL: _truth,

@@ -48,7 +48,7 @@ from torchdynamo.outside.growing_lists import GrowingList
 from torchdynamo.outside.guard_set import GuardSet
 from torchdynamo.reasons import BreakGraph, Uninitialized
 from torchdynamo.schemas import GuardKind, TensorGuard
-from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of, own_keys
+from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of, own_keys, own_length
 
 # Values compared by equality and type: immutable, without parts that could change.
 CONSTANT_TYPES: frozenset[type] = frozenset(
@@ -404,11 +404,13 @@ class Externals:
             items = frozenset(value)
             self.guard(source, GuardKind.SET_ITEMS, items)
             self._know_keys(items, source)
-            shadow = value if isinstance(value, frozenset) else value.copy()
+            shadow = value if isinstance(value, frozenset) else set.copy(value)
             return self._shadow(value, source, shadow, set(items))
         if kind is list and self.inputs.grows(source):
-            return self._shadow(value, source, GrowingList(source, len(value), self.inputs.breaks_at(source)), [])
-        self.guard(source, GuardKind.LENGTH, len(value))
+            return self._shadow(
+                value, source, GrowingList(source, list.__len__(value), self.inputs.breaks_at(source)), []
+            )
+        self.guard(source, GuardKind.LENGTH, own_length(value))
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
             sequence = hasattr(kind, "n_sequence_fields")  # torch.return_types, which `tuple` cannot make
