@@ -42,6 +42,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "ambient",
             "dispatch_mode",
             "effects",
+            "interrupts",
             "placement",
             "out_arguments",
             "samples",

@@ -24,6 +24,7 @@ from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
 from primtorch.withheld import COLLECTOR
@@ -191,6 +192,7 @@ def or_as_captured(job: Job, compile: Callable[[], Runner], also: tuple[type[Exc
     except (*TOLD_OTHERWISE, *also):
         raise
     except Exception as error:
+        pass_on_interrupt(error)
         job.toolchain.not_compiled(job.title, error)
         return agreed(job.gm.forward, job.gm)
 
@@ -479,6 +481,7 @@ class _Kernels:
         except Exception as error:
             if kind != "backward":
                 raise  # nothing has run yet: the captured graph as a whole runs eagerly
+            pass_on_interrupt(error)
             toolchain.not_compiled(half, error)
             return run_agreed(graph, inputs)
         prims = sum(node.op == "call_function" for node in graph.graph.nodes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from primtorch.ambient import ATTENTION, Ambient, preserved
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.schemas import UserFrame
 from torchdynamo.after_break.stopped import Stopped, StoppedFrame
 from torchdynamo.calls.calls import Calls
@@ -20,7 +21,7 @@ from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.guards.memory_guards import refuse_writes
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.exceptions import empty_frames, strip_traceback
-from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
+from torchdynamo.interpreter.protocol import MISSING, NULL, Interrupted, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
@@ -224,7 +225,10 @@ def interpret(
                 begin = calls.works.finish()
                 if begin >= 0:
                     capture.ending = HasToBegin(begin)
+        except Interrupted as error:
+            raise error.interrupt from None
         except BreakGraph as error:
+            pass_on_interrupt(error)
             capture.ending = _broke(error, outside)
         except CutGraph as error:
             capture.ending = HasToCut(error.call)
@@ -237,6 +241,7 @@ def interpret(
         except NumberNeeded as needed:
             capture.ending = Raised(needed.error, None, interpreter.raises.get(id(needed.error), -1), of_symbols=True)
         except Exception as error:
+            pass_on_interrupt(error)
             places = outside.recorder.taken.places_of(error)
             if places:
                 capture.ending = AsksNumber(places, as_size=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import copy
+import dis
 import operator
 import re
 import types
@@ -19,6 +20,7 @@ from torch import nn
 
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
+from primtorch.interrupts import interrupt_behind, pass_on_interrupt
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
@@ -36,7 +38,7 @@ from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.attributes import bind, is_data_descriptor, missing_attribute
 from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Interrupted
 from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
@@ -655,6 +657,7 @@ class CaptureWorld(PlainWorld):
             except Exception as error:  # it may be that it takes no symbol: no handler of the program's is to see that
                 if not scalars.holds_any_symbol((args, kwargs)):
                     raise
+                pass_on_interrupt(error)
                 self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
@@ -674,7 +677,14 @@ class CaptureWorld(PlainWorld):
         return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
 
     def note_raise(self, error: BaseException) -> None:
-        """C code may refuse a symbol for a number, or ask for a value that the data tells: no handler sees that."""
+        """C code may refuse a symbol for a number, or ask for a value that the data tells: no handler sees that.
+        Nor what a signal's handler raised, which is no doing of the instruction that it came in."""
+        interrupt = interrupt_behind(error)
+        if isinstance(error, KeyboardInterrupt):
+            frame = self.interpreter.frames[-1]
+            interrupt = None if frame.decoded.opcodes[frame.index - 1] == _RAISE else error
+        if interrupt is not None:
+            raise Interrupted(interrupt)
         if isinstance(error, DataDependent):
             self.outside.recorder.taken.asked(error, as_size=False)
             raise NumberNeeded(error)
@@ -744,6 +754,7 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
 
 
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _OF_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 # Objects whose methods are capture's own.
 _NOT_OF_THE_PROGRAM = (InterpreterObject, *SYMBOLIC)

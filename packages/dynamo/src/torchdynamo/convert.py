@@ -20,6 +20,7 @@ from torch import fx
 from primtorch import graph_text
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.withheld import COLLECTOR
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
@@ -227,6 +228,7 @@ def _own_faults(state: Function) -> Iterator[None]:
         with COLLECTOR.off():
             yield
     except Exception as error:
+        pass_on_interrupt(error)
         raises = state.options.strict or state.options.fullgraph
         if isinstance(error, TorchDynamoError) and (raises or not isinstance(error, InternalError)):
             raise

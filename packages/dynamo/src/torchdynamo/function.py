@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import fx
 
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
@@ -389,6 +390,7 @@ class Function:
             try:
                 result = function(*args, **kwargs)
             except BaseException as raised:
+                pass_on_interrupt(raised)
                 if error is not None and type(raised) is not type(error) and isinstance(raised, Exception):
                     self.fault(error, where)
                 else:

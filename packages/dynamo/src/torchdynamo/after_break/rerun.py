@@ -4,9 +4,9 @@ A graph raises from the middle of generated code, outside of the program's `with
 before anything else that the generated code does: what the program writes, breaks and returns comes behind it. So the
 call can begin anew, and eager's own run raises the exception where the program's exits, handlers and tracebacks are
 eager's. What a graph may have done until it raised is put back (random generators, grad mode, autocast); where it has
-written to an input it cannot begin anew, and where the exception is no operator's (KeyboardInterrupt, what a hook for
-saved tensors raises) it need not come again. Such an exception is raised where the function was entered: a continuation
-leaves the blocks that were open across the break, and its handlers see it.
+written to an input it cannot begin anew, and where the exception is no operator's (what a signal's handler or a hook
+for saved tensors raises) it need not come again. Such an exception is raised where the function was entered: a
+continuation leaves the blocks that were open across the break, and its handlers see it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import fx
 from torch.utils.checkpoint import _StopRecomputationError
 
 from primtorch import ambient, communication
+from primtorch.interrupts import interrupt_behind
 from primtorch.ledger import Event, Kind, Ledger
 from primtorch.wrappers import lies_over_ranks, whole_of
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
@@ -90,8 +91,8 @@ class Rerun:
         error: BaseException | None = failed.pop()
         assert error is not None
         try:
-            of_hook = _is_of_hook(error)
-            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError) and not of_hook
+            once = _is_of_hook(error) or interrupt_behind(error) is not None
+            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError) and not once
             if before is not None:
                 before.put_back()
                 again = again and _unwritten(before.written, self._metadata(inputs))

@@ -72,6 +72,14 @@ class Stop(Escape):
         self.frames = frames
 
 
+class Interrupted(Escape):
+    """A handler of a signal raised `interrupt` while the program was interpreted."""
+
+    def __init__(self, interrupt: BaseException) -> None:
+        super().__init__()
+        self.interrupt = interrupt
+
+
 class UnsupportedProgram(Escape):
     """`PlainWorld` met something that the interpreter does not do."""
 

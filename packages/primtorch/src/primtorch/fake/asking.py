@@ -26,6 +26,7 @@ from primtorch.errors import NoFormula, PrimError, PrimTorchError
 from primtorch.fake.recipe import storage_bytes
 from primtorch.fake.table import Rule, RuleTable, is_composite
 from primtorch.families import Formula
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.layout import contiguous_strides
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import hint_of
@@ -71,6 +72,7 @@ class _Call:
         try:
             results = self.rule.formula(*self.args, **self.kwargs)
         except Exception as error:  # of any type: which one is no matter here
+            pass_on_interrupt(error)
             words = f"{type(error).__name__}: {error}"
         return words, sum(_counts((*self.leaves(), results)))
 
@@ -281,6 +283,7 @@ def _answer(call: _Call, fill: int) -> Any:
     try:
         return call.op.redispatch(_KEYS, *made.args, **made.kwargs)
     except Exception as error:  # of any type: the program's handlers tell them apart
+        pass_on_interrupt(error)
         error.__context__ = None
         return error.with_traceback(None)  # whose frames would keep those around them, and what the program holds there
 
