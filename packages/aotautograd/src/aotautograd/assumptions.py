@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import cmath
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from aotautograd.errors import user_location
 from aotautograd.inputs import ProgramInputs
 from aotautograd.partitioners import extract
 from aotautograd.passes import is_random
 from aotautograd.schemas import Assumption, JointGraph, SymbolSource, Values
+from primtorch.effects import has_effect
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeTensor
+from primtorch.functionalize import outside_functionalization
 from primtorch.schemas import UserFrame
+from primtorch.symbolic import hint_of
 
 CHECK_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
@@ -52,11 +56,9 @@ class ExampleValues:
         if node.op == "get_attr":
             return self.constants[str(node.target)]
         if is_random(node) or node.op != "call_function":
-            remedy = "Keep the value in a tensor, or keep this part out of the compiled region."
-            raise DataDependentValue(
-                "a Python value that the program takes out of a tensor",
+            raise _unknown(
+                node,
                 "the tensor depends on random numbers or on the gradient, so that it cannot be known before the call",
-                remedy + user_location(_stack(node)),
             )
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.known.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -70,10 +72,41 @@ class ExampleValues:
         return found
 
 
+def _unknown(node: fx.Node, why: str) -> DataDependentValue:
+    remedy = "Keep the value in a tensor, or keep this part out of the compiled region."
+    what = "a Python value that the program takes out of a tensor"
+    return DataDependentValue(what, why, remedy + user_location(_stack(node)))
+
+
+class TriedValues(ExampleValues):
+    """Values that nothing is made of: a derivative is tried on them. Draws are any draws."""
+
+    def read(self, func: Callable[..., Any], node: fx.Node) -> Any:
+        """What a function reads of a node's value. Raises DataDependentValue if operators of somebody's own, which run
+        as often as the program calls them, would have to run for it."""
+        value = self(node)
+        with _real():
+            return func(value)
+
+    def _run(self, node: fx.Node) -> object:
+        if isinstance(node.target, OpOverload) and has_effect(node.target):
+            raise _unknown(node, "an operator that is not torch's own computes it")
+        if not is_random(node):
+            return super()._run(node)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.known.__getitem__)
+        with torch.random.fork_rng():
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 @contextlib.contextmanager
 def _real() -> Iterator[None]:
     """Outside of all that traces."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # type: ignore[attr-defined]
+    with (
+        outside_functionalization(),  # which makes wrappers of what is made of nothing
+        torch._C._DisableTorchDispatch(),  # type: ignore[attr-defined]
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+    ):
         yield
 
 
@@ -84,14 +117,35 @@ def _stack(node: fx.Node) -> tuple[UserFrame, ...]:
 def example_values(
     bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[object], constants: Mapping[str, torch.Tensor]
 ) -> ExampleValues | None:
-    """None if the examples are descriptions, not tensors with data."""
+    """None if the examples are descriptions, not tensors with data, or have sizes that are symbols."""
+    inputs = _inputs(bound, nodes, examples)
+    if inputs is None or any(isinstance(value, torch.SymInt) for value in inputs.values()):
+        return None
+    return ExampleValues(inputs, constants)
+
+
+def tried_values(
+    bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[object], constants: Mapping[str, torch.Tensor]
+) -> TriedValues | None:
+    """None if the examples are descriptions, not tensors with data. Symbols are the sizes that they stand for here."""
+    inputs = _inputs(bound, nodes, examples)
+    if inputs is None:
+        return None
+    return TriedValues(
+        {node: hint_of(value) if isinstance(value, torch.SymInt) else value for node, value in inputs.items()},
+        constants,
+    )
+
+
+def _inputs(bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[object]) -> dict[fx.Node, object] | None:
     inputs: dict[fx.Node, object] = {}
     for node, (_, source, _) in zip(nodes, bound.placeholders(), strict=True):
         example = examples[source.input if isinstance(source, SymbolSource) else source]
-        if not isinstance(example, (torch.Tensor, int)) or isinstance(example, FakeTensor) or _is_symbolic(example):
+        known = isinstance(example, (torch.Tensor, int, torch.SymInt))
+        if not known or isinstance(example, FakeTensor) or _is_symbolic(example):
             return None
-        inputs[node] = example.shape[source.dim] if isinstance(source, SymbolSource) else example  # type: ignore[union-attr]
-    return ExampleValues(inputs, constants)
+        inputs[node] = example.shape[source.dim] if isinstance(source, SymbolSource) else example  # type: ignore[attr-defined]
+    return inputs
 
 
 def _is_symbolic(example: object) -> bool:

@@ -62,9 +62,9 @@ def failing_backwards(
 _TORCHS_OWN_FAULT = "INTERNAL ASSERT FAILED"  # of what it does with symbolic sizes: eager raises no such error
 
 
-class _DataOfDerivatives(TorchFunctionMode):
-    """Refuses what reads a tensor's data in a derivative that is written in Python (that of an operator of the user's):
-    torch would read the memory of a tensor that has none."""
+class DataOfDerivatives(TorchFunctionMode):
+    """Sees what reads a tensor's data in a derivative that is written in Python (that of an operator of the user's):
+    torch would read the memory of a tensor that has none. It is refused unless the derivative is tried."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -77,7 +77,7 @@ class _DataOfDerivatives(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         if reads_data(func, args):
-            raise self.recorder.reads_data(f"Tensor.{func.__name__}()")
+            return self.recorder.answer(func, args[0], f"Tensor.{func.__name__}()")
         return func(*args, **(kwargs or {}))
 
 
@@ -121,7 +121,7 @@ def trace_backward(
         torch._C._DisableAutocast(),
         torch.autograd.set_multithreading_enabled(False),
         torch.no_grad(),
-        _DataOfDerivatives(recorder),
+        DataOfDerivatives(recorder),
     ):
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
         given: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd import special_operators  # noqa: F401 - registers its rules with the recorder
 from aotautograd.analysis import analyse
-from aotautograd.assumptions import example_values, guard_graph
+from aotautograd.assumptions import example_values, guard_graph, tried_values
 from aotautograd.backward import failing_backwards, leading, led_to_by, tangent_placeholders, trace_backward
 from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
@@ -32,6 +33,7 @@ from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import JointGraph, KeptMemory, ProgramMetadata, Values
+from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
@@ -40,6 +42,7 @@ from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
+from primtorch.pullbacks import is_pullback
 from primtorch.symbolic import ShapeEnv, numbers
 from primtorch.symbolic.numbers import is_symbolic
 
@@ -84,6 +87,8 @@ class _Manner:
     apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
     accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
     restrided: frozenset[int] = frozenset()  # inputs given another shape under no_grad: the program gets aliases
+    untraced: frozenset[OpOverload] = frozenset()  # operators whose derivatives read data: the graph calls pullbacks
+    refused: frozenset[OpOverload] = frozenset()  # those of which no example tells what they give
 
 
 class _TraceAgain(Exception):
@@ -97,9 +102,26 @@ class _TraceAgain(Exception):
 def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode, manner.fix_sizes)
+    recorder.untraced = manner.untraced
+    try:
+        return _traced(program, example_inputs, manner, bound, recorder)
+    except DataDependent as error:
+        op = recorder.derivatives.get(recorder.derived)
+        if op is None or op in manner.refused:
+            raise
+        if op in manner.untraced:
+            raise _TraceAgain(untraced=manner.untraced - {op}, refused=manner.refused | {op}) from error
+        raise _TraceAgain(untraced=manner.untraced | {op}) from error
+
+
+def _traced(
+    program: Program, example_inputs: Sequence[object], manner: _Manner, bound: ProgramInputs, recorder: Recorder
+) -> JointGraph:
     starts = _make_placeholders(recorder, bound)
     without_grad = not torch.is_grad_enabled()
-    recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
+    examples = (bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
+    recorder.values = example_values(*examples)
+    recorder.examples = tried_values(*examples) if manner.untraced else None
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
         given = _aliased(flat, manner.restrided)
@@ -294,8 +316,15 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of the graph. Python's functions of numbers keep symbolic ones symbolic."""
+def _call(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of the graph. Python's functions of numbers keep symbolic ones symbolic, and operators of somebody's own
+    may have derivatives that cannot be traced."""
+    if isinstance(function, (OpOverload, OpOverloadPacket)) and (op := with_pullback(function)) is not None:
+        if op in recorder.untraced or is_pullback(op):
+            return call_untraced(recorder, op, args, kwargs)
+        found = op(*args, **kwargs)
+        recorder.note_derivative(found, op)
+        return found
     if any(map(is_symbolic, args)) and function in numbers.NUMBER_FUNCTIONS:
         number = numbers.function(function, args)
         if number is not None:
@@ -324,7 +353,7 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
                 if node.op == "call_function":
-                    values[node] = _call(node.target, args, kwargs)
+                    values[node] = _call(recorder, node.target, args, kwargs)
                     if node.target in _CHOICES:
                         note([_CHOICES[node.target]])
                 elif node.op == "call_method":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch.fx.graph import _Namespace
 from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
-from aotautograd.assumptions import ExampleValues
+from aotautograd.assumptions import ExampleValues, TriedValues
 from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.passes import is_random
@@ -120,6 +121,11 @@ class Recorder(DispatchMode):
         self.of_user_node: set[fx.Node] = set()  # what its operators have made so far
         self.placeholder_names: set[str] = set()
         self.draws = Draws()
+        self.derived = ""  # the node of autograd that ran last, if it did within this user node or the backward
+        self.derivatives: dict[str, OpOverload] = {}  # operators of somebody's own by their nodes of autograd
+        self.untraced: frozenset[OpOverload] = frozenset()  # operators whose derivatives cannot be traced
+        self.examples: TriedValues | None = None  # what they are tried on
+        self.answers = False  # whether derivatives are told the example's values where they read data
 
     def track(self, t: torch.Tensor, node: fx.Node) -> None:
         """Says which node gives a tensor, and keeps the tensor alive, since its id stands for it."""
@@ -151,6 +157,7 @@ class Recorder(DispatchMode):
         """Operators from here on belong to this line of the user's program; so will their backward."""
         self.stack = stack
         self.of_user_node.clear()
+        self.derived = ""
         self.written_cast = written_cast
         self.sequence_autocast.append(torch._C._is_any_autocast_enabled() and not written_cast)
         self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
@@ -361,9 +368,38 @@ class Recorder(DispatchMode):
         remedy = "Keep the operator that it is of out of the compiled region."
         return DataDependentValue(what, "a derivative reads a tensor's data", remedy, self.stack)
 
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Derivatives that run within are tried: see `answer`."""
+        answers, self.answers = self.answers, True
+        try:
+            yield
+        finally:
+            self.answers = answers
+
+    def answer(self, func: Callable[..., Any], tensor: torch.Tensor, what: str) -> Any:
+        """What a derivative reads of a tensor, where it is tried on the example inputs.
+
+        Raises:
+            DataDependentValue: it is not tried, there are no examples, or they do not tell this tensor.
+        """
+        node = self.node_of.get(id(unwrap(tensor)))
+        if not self.answers or self.examples is None or node is None:
+            raise self.reads_data(what)
+        return self.examples.read(func, node)
+
+    def note_derivative(self, value: object, op: OpOverload) -> None:
+        """Notes which operator of somebody's own autograd's nodes are of."""
+        for _, tensor in _tensors(value):
+            if tensor.grad_fn is not None:
+                self.derivatives[tensor.grad_fn.name()] = op
+
     def _find_forward_operator(self) -> None:
         node = torch._C._current_autograd_node()
-        if node is None or not self.sequence_starts:
+        if node is None:
+            return
+        self.derived = node.name()
+        if not self.sequence_starts:
             return
         place = bisect_right(self.sequence_starts, node._sequence_nr()) - 1
         if place >= 0:

@@ -55,6 +55,8 @@ def _record_item(recorder: Recorder, call: Call) -> object:
     """A number or a truth value taken out of a tensor. A number stays a symbol, unless a branch asks for it."""
     tensor, values = call.args[0], recorder.values
     number = not (tensor.is_complex() or tensor.dtype is torch.bool)
+    if recorder.answers:
+        return recorder.answer(torch.Tensor.item, tensor, "Tensor.item()")
     if number and not recorder.fix_sizes:
         return NotImplemented
     if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
