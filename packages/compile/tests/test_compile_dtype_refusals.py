@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -93,3 +96,80 @@ def test_what_eager_takes_is_taken(name):
     got, expected = torchcompile.compile(program)(), program()
     torch.testing.assert_close(got, expected)
     assert got.dtype is expected.dtype
+
+
+# --- losses of two dtypes, forward and backward ------------------------------------------------------
+# Not uint8: eager takes 1 from it, and negates it, with the result 255.
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "huber of elements": lambda a, b: F.huber_loss(a, b, reduction="none"),
+    "bce": F.binary_cross_entropy,
+    "bce weighed": lambda a, b: F.binary_cross_entropy(a, a * 0.5, weight=b),
+    "logits": F.binary_cross_entropy_with_logits,
+    "logits weighed": lambda a, b: F.binary_cross_entropy_with_logits(a, a, weight=b),
+    "logits weighed where true": lambda a, b: F.binary_cross_entropy_with_logits(a, a, pos_weight=b),
+    "kl": F.kl_div,
+    "poisson": F.poisson_nll_loss,
+    "soft margin": F.soft_margin_loss,
+    "hinge": F.hinge_embedding_loss,
+    "classes": lambda a, b: F.cross_entropy(a, b[:, 0]),
+    "probabilities": F.cross_entropy,
+    "cosine": lambda a, b: F.cosine_embedding_loss(a, a * 2, b[:, 0]),
+    "triplet": lambda a, b: F.triplet_margin_loss(a, b, a * 2),
+}
+
+
+def numbers(dtype: torch.dtype, seed: int, whole: bool) -> torch.Tensor:
+    drawn = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed))
+    if not (dtype.is_floating_point or dtype is torch.bool):
+        drawn = drawn * 2
+    return (drawn > 0.5 if whole or dtype is torch.bool else drawn).to(dtype)
+
+
+def step(loss: Callable[..., torch.Tensor], pair: list[torch.Tensor]) -> list[object]:
+    """The loss and its gradients, each with its dtype; what was raised, and whether that was by the backward."""
+    given = [t.clone().requires_grad_(t.is_floating_point()) for t in pair]
+    seen: list[object] = []
+    try:
+        found = loss(*given)
+        seen.append(found.detach())
+        if found.requires_grad:
+            found.sum().backward()
+            seen += [t.grad for t in given]
+    except Exception as error:
+        seen += [type(error), str(error)]
+    return seen
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_two_dtypes_is_in_the_graph(name: str) -> None:
+    """`TORCHCOMPILE_PAIRS=all` runs every pair; what eager refuses, forward or backward, is refused in its words."""
+    seed = random.randrange(1 << 30)
+    pairs = list(itertools.product(DTYPES, DTYPES))
+    if os.environ.get("TORCHCOMPILE_PAIRS") != "all":
+        pairs = random.Random(seed).sample(pairs, 8)
+    for of_x, of_target in pairs:
+        pair = [numbers(of_x, seed, False), numbers(of_target, seed + 1, whole=not of_target.is_floating_point)]
+        expected = step(LOSSES[name], pair)
+        torchcompile.reset()
+        refused = bool(expected) and isinstance(expected[-1], str)
+        found = step(torchcompile.compile(LOSSES[name], fullgraph=not refused), pair)
+        where = f"{of_x} and {of_target}, seed {seed}"
+        assert len(found) == len(expected), f"{where}: {expected} and {found}"
+        narrow = min(
+            (t.dtype for t in pair if t.is_floating_point()), key=lambda d: -torch.finfo(d).eps, default=torch.float32
+        )
+        eps = torch.finfo(narrow).eps
+        for a, b in zip(found, expected, strict=True):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+                assert a.dtype is b.dtype, where
+                torch.testing.assert_close(
+                    a, b, rtol=8 * eps, atol=8 * eps, equal_nan=True, msg=lambda m, where=where: f"{where}: {m}"
+                )
+            else:
+                assert a == b, f"{where}: {expected} and {found}"

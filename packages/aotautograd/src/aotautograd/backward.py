@@ -5,19 +5,23 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from aotautograd.differentiable import cumprod_backward
 from aotautograd.errors import AotAutogradError
 from aotautograd.functionalize import OwnTangent, reads_data
-from aotautograd.history import leaves_behind, recomputes_by_reentry
+from aotautograd.history import REENTERS, leaves_behind, nodes_behind
 from aotautograd.recorder import Recorder
+from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult
 from primtorch.errors import PrimTorchError
 from primtorch.functionalize import unwrap, wrap
 from primtorch.memory import memory_of
+
+aten = torch.ops.aten
 
 
 def tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -97,7 +101,11 @@ def trace_backward(
     values, tangents = [values[i] for i in kept], [tangents[i] for i in kept]
     if not values:
         return [None] * len(leaves), []
-    by_name = not recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
+    by_name = True
+    for node in nodes_behind(values):
+        by_name &= node.name() != REENTERS  # such nodes refuse to run for named inputs
+        if note_formula := _FORMULAS.get(node.name()):
+            node.register_hook(functools.partial(note_formula, recorder))
     found: dict[int, fx.Node] = {}
 
     def note(place: int, gradient: torch.Tensor | None) -> None:
@@ -144,6 +152,76 @@ def trace_backward(
         for node, leaf in zip(gradients, leaves, strict=True)
     ]
     return gradients, cloned
+
+
+def _note_cumprod(recorder: Recorder, found: _Gradients, given: _Gradients) -> None:
+    result, gradient = (recorder.node_of.get(id(unwrap(t))) if t is not None else None for t in (found[0], given[0]))
+    if result is None or gradient is None or result is gradient:  # of one element
+        return
+    quotient = _behind(result, lambda node: node.target is aten.div.Tensor)
+    scanned = _behind(result, lambda node: node.target is aten.cumsum.default)
+    x = quotient.args[1] if quotient is not None else None
+    if isinstance(x, fx.Node) and scanned is not None:
+        x = _behind(x, lambda node: node.target is not aten._conj.default)
+        call = FunctionCall(cumprod_backward, (gradient, x, scanned.args[1]), draws=False)
+        result.meta[HISTORY] = FunctionResult(call, ())
+
+
+def _note_product(recorder: Recorder, found: _Gradients, given: _Gradients, refusal: str) -> None:
+    for gradient in found:
+        result = recorder.node_of.get(id(unwrap(gradient))) if gradient is not None else None
+        single = result and _behind(result, _counts_one)
+        if result is not None and single is not None:
+            checked: Callable[..., torch.Tensor] = functools.partial(_refusing, result.target, refusal)  # type: ignore[arg-type]
+            call = FunctionCall(checked, (single.args[0], *result.args), draws=False)
+            result.meta[HISTORY] = FunctionResult(call, ())
+
+
+def _counts_one(node: fx.Node) -> bool:
+    return node.target is aten.eq.Scalar and bool(node.args[1] == 1)
+
+
+def _refusing(operator: Callable[..., torch.Tensor], refusal: str, zeros: torch.Tensor, *args: object) -> torch.Tensor:
+    """The operator's result, whose derivative is refused where somewhere there is more than one zero."""
+    refused: torch.Tensor = _Refused.apply(operator(*args), zeros, refusal)
+    return refused
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, zeros: torch.Tensor, refusal: str) -> torch.Tensor:
+        ctx.save_for_backward(zeros)
+        ctx.refusal = refusal
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        (zeros,) = ctx.saved_tensors
+        torch._assert_async((zeros <= 1).all(), ctx.refusal)
+        return gradient, None, None
+
+
+def _behind(node: fx.Node, holds: Callable[[fx.Node], bool]) -> fx.Node | None:
+    """The nearest of what a node is computed from, itself included, of which this holds."""
+    work, seen = [node], {node}
+    for source in work:
+        if holds(source):
+            return source
+        work.extend(n for n in source.all_input_nodes if n not in seen)
+        seen.update(source.all_input_nodes)
+    return None
+
+
+_Gradients: TypeAlias = Sequence[torch.Tensor | None]
+_REFUSED = "Double backward is unsupported for {0} when >1 zeros in {0} are scattered to the same position in self"
+
+# Derivatives whose formula is another in grad mode, by what autograd calls their nodes: notes in the graph what a
+# derivative of them is to be taken of.
+_FORMULAS: Mapping[str, Callable[[Recorder, _Gradients, _Gradients], None]] = {
+    "CumprodBackward0": _note_cumprod,
+    "ScatterReduceBackward0": functools.partial(_note_product, refusal=f"scatter_reduce(): {_REFUSED.format('src')}"),
+    "IndexReduceBackward0": functools.partial(_note_product, refusal=f"index_reduce(): {_REFUSED.format('source')}"),
+}
 
 
 def led_to_by(

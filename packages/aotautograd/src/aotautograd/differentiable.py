@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 aten = torch.ops.aten
@@ -97,6 +98,21 @@ def _of_parts(
         return scatter(x, source, *place)
     pairs = scatter(torch.view_as_real(x.resolve_conj()), torch.view_as_real(source.resolve_conj()), *place)
     return torch.view_as_complex(pairs)
+
+
+def cumprod_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """`prod_{i<k} x_i` times `sum_{j>=k} g_j prod_{k<i<=j} x_i` for each k, whatever of `x` is zero.
+
+    The sum for k is `g_k + x_{k+1}` times that for k + 1; it is made for spans of twice the length, again and again.
+    """
+    x, total = x.conj().movedim(dim, -1), grad.to(x.dtype).movedim(dim, -1)
+    before = F.pad(x[..., :-1], (1, 0), value=1.0).cumprod(-1)
+    factor, span = F.pad(x[..., 1:], (0, 1)), 1  # the product of as many elements as a span has, behind each
+    while span < x.shape[-1]:
+        total = total + factor * F.pad(total[..., span:], (0, span))
+        factor = factor * F.pad(factor[..., span:], (0, span))
+        span *= 2
+    return (before * total).movedim(-1, dim)
 
 
 # In grad mode autograd takes other operators for them, or the writes that they are the functional forms of.

@@ -23,7 +23,7 @@ from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
-from aotautograd.passes import is_random, output_values
+from aotautograd.passes import is_effect, is_random, output_values
 from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of
@@ -268,7 +268,8 @@ def _taken(
     values = [n for n in without_history(joint) if n.name in known]
     masks: dict[Argument, fx.Node] = {n.args[0]: n for n in values if is_dropout_mask(n)}
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    needed = _needed([*gradients, *also], set(values))
+    checks = [n for n in joint.module.graph.nodes if is_backward(n) and is_effect(n)]
+    needed = _needed([*gradients, *checks, *also], set(values))
     masks = {dropout: mask for dropout, mask in masks.items() if dropout in needed or mask in needed}
     of_masks = set(masks.values())
     return needed, [n for n in values if n in needed and n not in of_masks], masks

@@ -40,9 +40,8 @@ def nodes_behind(values: Sequence[torch.Tensor]) -> Iterator[torch.autograd.grap
             yield node
 
 
-def recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
-    """Whether `torch.utils.checkpoint` with `use_reentrant=True` made a part of the values' history."""
-    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_behind(values))
+REENTERS = "CheckpointFunctionBackward"
+"""The name of the nodes that `torch.utils.checkpoint` with `use_reentrant=True` makes."""
 
 
 def leaves_behind(value: torch.Tensor) -> set[int]:

@@ -143,7 +143,7 @@ def _traced(
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
-        with _tracing(recorder, bound.fake_mode):
+        with _tracing(recorder, bound.fake_mode), bound.fake_mode.asking():
             try:
                 if manner.apart:
                     failing = failing_backwards(recorder, values, tangents, list(leaves.values()))

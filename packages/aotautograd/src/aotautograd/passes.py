@@ -15,6 +15,7 @@ from aotautograd.schemas import HISTORY, PHASE, STAND_IN
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of, returns_alias, viewed
+from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def has_effect(node: fx.Node) -> bool:
 
 def is_effect(node: fx.Node) -> bool:
     """Calls of operators that do something beside giving results: assertions, operators that are not torch's own."""
-    if isinstance(node.target, HigherOrder):
+    if isinstance(node.target, HigherOrder | Prim):
         return "effect" in node.target.tags
     return isinstance(node.target, OpOverload) and effects.has_effect(node.target)
 

@@ -39,6 +39,7 @@ _OTHERS = (torch.float32, torch.int64, torch.int32, torch.bool, torch.complex64)
 """Of which dtypes an operator takes some, if it takes the sizes and the elements."""
 _FILLS = (1, 0)
 """Elements: 1 divides, and is a place in LAPACK's counting as in Python's; 0 is a place in a single element."""
+_COMMON = frozenset({torch.float32, torch.float64})
 _REFUSALS = (RuntimeError, IndexError, TypeError, ValueError)  # what eager raises for a call that is wrong
 _UNASKED = frozenset({"_pin_memory", "_resize_output_", "record_stream"})
 _TAKE_MASKS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
@@ -78,10 +79,16 @@ class _Call:
 
 
 class AskedRules:
-    """Rules whose formulas refuse what eager refuses, for a mode that propagates a program that eager has not run."""
+    """Rules whose formulas refuse what eager refuses, for a mode that propagates a program that eager has not run.
 
-    def __init__(self, rules: RuleTable) -> None:
+    Args:
+        mixed: only calls of several dtypes are asked, and of those that are neither float32 nor float64. A derivative
+            of what was taken is refused for nothing else, and to ask a convolution's takes as long as to run it.
+    """
+
+    def __init__(self, rules: RuleTable, mixed: bool = False) -> None:
         self._rules = rules
+        self._mixed = mixed
         self._asked: dict[int, tuple[Rule, Rule]] = {}  # by the rule's identity
 
     def of(self, op: OpOverload) -> Rule:
@@ -89,14 +96,14 @@ class AskedRules:
         rule = self._rules.of(op)
         known = self._asked.get(id(rule))
         if known is None:
-            known = self._asked[id(rule)] = rule, _refusing(op, rule)
+            known = self._asked[id(rule)] = rule, _refusing(op, rule, self._mixed)
         return known[1]
 
 
-def _refusing(op: OpOverload, rule: Rule) -> Rule:
+def _refusing(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     if op._schema.name.startswith("aten::as_strided"):
         return replace(rule, formula=_within(op, rule.formula))
-    return _asked(op, rule) if _asks(op, rule) else rule
+    return _asked(op, rule, mixed) if _asks(op, rule) else rule
 
 
 def _within(op: OpOverload, formula: Formula) -> Formula:
@@ -127,11 +134,13 @@ def _asks(op: OpOverload, rule: Rule) -> bool:
     return bool(computes) and op.namespace == "aten" and name not in _UNASKED and not is_composite(op)
 
 
-def _asked(op: OpOverload, rule: Rule) -> Rule:
+def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     formula = rule.formula
     taken: set[tuple[object, ...]] = set()  # what was asked, as `_note` tells calls apart
 
     def asked(*args: Any, **kwargs: Any) -> Any:
+        if mixed and _is_common(args):
+            return formula(*args, **kwargs)
         doubted: list[Exception] = []
         try:
             results = formula(*args, **kwargs)
@@ -153,6 +162,11 @@ def _asked(op: OpOverload, rule: Rule) -> Rule:
         return results
 
     return replace(rule, formula=asked)
+
+
+def _is_common(args: Iterable[Any]) -> bool:
+    dtypes = {leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)}
+    return len(dtypes) == 1 and dtypes < _COMMON
 
 
 def _note(values: Iterable[Any], noted: list[object]) -> None:

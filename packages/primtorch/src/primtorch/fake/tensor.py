@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -33,6 +34,7 @@ _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
 ASKED = AskedRules(RULES)
+_ASKED_OF_DERIVATIVES = AskedRules(RULES, mixed=True)
 
 
 class Memory:
@@ -229,9 +231,8 @@ class FakeMode(DispatchMode):
             DataDependentShape.
     """
 
-    rules: ClassVar[RuleTable | AskedRules] = RULES
-    """`ASKED` for who propagates a program that eager has not run. A graph that was captured, or its derivative, is not
-    asked about again."""
+    rules: RuleTable | AskedRules = RULES
+    """`ASKED` for who propagates a program that eager has not run; a captured graph is not asked about again."""
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:
         self.shape_env = shape_env
@@ -239,6 +240,15 @@ class FakeMode(DispatchMode):
         """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """A block in which what eager refuses for its dtypes is refused: a derivative of a program that was not."""
+        before, self.rules = self.rules, _ASKED_OF_DERIVATIVES
+        try:
+            yield
+        finally:
+            self.rules = before
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -37,28 +37,29 @@ def reduced_loss(loss: Value, reduction: int, dtype: torch.dtype) -> Value:
     return loss.to(dtype)
 
 
-def _loss(body: Callable[..., Value]) -> Rule:
+def _loss(body: Callable[..., Value], promotes: bool = True) -> Rule:
+    """body(x, target, *rest): the terms. Their dtype is the promoted one, or that of x."""
+
     def rule(b: Builder, x: Value, target: Value, reduction: int = MEAN, *rest: object, **options: object) -> Value:
         dtype = result_type((x, target))
         t, y = x.to(compute_dtype(dtype)), target.to(compute_dtype(dtype))
-        return reduced_loss(body(t, y, *rest, **options), reduction, dtype)
+        return reduced_loss(body(t, y, *rest, **options), reduction, dtype if promotes else x.dtype)
 
     return rule
 
 
 def _loss_backward(slope: Callable[..., Value]) -> Rule:
-    """slope(x, target, *rest): the derivative of one term for x."""
+    """slope(x, target, *rest): the derivative of one term for x, whose dtype it has."""
 
     def rule(
         b: Builder, grad: Value, x: Value, target: Value, reduction: int, *rest: object, **options: object
     ) -> Value:
-        dtype = result_type((x, target))
-        compute = compute_dtype(dtype)
+        compute = compute_dtype(result_type((x, target, grad)))
         t, y, g = x.to(compute), target.to(compute), grad.to(compute)
         out = slope(t, y, *rest, **options)
         if reduction == MEAN:
             g = g / out.numel()
-        return (out * g).to(dtype)
+        return (out * g).to(x.dtype)
 
     return rule
 
@@ -83,19 +84,20 @@ def _smooth_l1_slope(x: Value, y: Value, beta: float) -> Value:
     return sign if beta == 0 else x.b.where(z.map(prims.abs) < beta, z / beta, sign)
 
 
-def _pointwise_loss(*positions: int) -> Formula:
+def _pointwise_loss(promotes: bool) -> Formula:
     """A loss of elementwise parts with `reduction` 0 none, 1 mean, 2 sum."""
 
     def formula(x: TensorLike, target: TensorLike, *args: object, reduction: int = 1, **kwargs: object) -> TensorSpec:
         numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
         how = numbers[0] if numbers else reduction
-        out = elementwise((x, target), result_type((x, target)))
+        out = elementwise((x, target), result_type((x, target)) if promotes else x.dtype)
         return out if how == 0 else contiguous(x, (), out.dtype)
 
     return formula
 
 
-OP.formula("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy")(_pointwise_loss())
+OP.formula("mse_loss smooth_l1_loss binary_cross_entropy")(_pointwise_loss(True))
+OP.formula("huber_loss soft_margin_loss")(_pointwise_loss(False))
 
 
 @OP.refuses("huber_loss")
@@ -108,7 +110,7 @@ OP.rule("mse_loss")(_loss(lambda x, y: (x - y) * (x - y)))
 
 @OP.formula("soft_margin_loss_backward")
 def _pointwise_loss_backward(grad: TensorLike, x: TensorLike, target: TensorLike, *args: object) -> TensorSpec:
-    return elementwise((x, target, grad), result_type((x, target, grad)))
+    return elementwise((x, target, grad), x.dtype)
 
 
 @OP.formula("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
@@ -118,11 +120,11 @@ def _row_major_loss_backward(grad: TensorLike, x: TensorLike, target: TensorLike
 
 
 OP.rule("mse_loss_backward")(_loss_backward(lambda x, y: (x - y) * 2.0))
-OP.rule("huber_loss")(_loss(_huber))
+OP.rule("huber_loss")(_loss(_huber, promotes=False))
 OP.rule("huber_loss_backward")(_loss_backward(_huber_slope))
 OP.rule("smooth_l1_loss")(_loss(_smooth_l1))
 OP.rule("smooth_l1_loss_backward")(_loss_backward(_smooth_l1_slope))
-OP.rule("soft_margin_loss")(_loss(lambda x, y: (-x * y).map(prims.exp).map(prims.log1p)))
+OP.rule("soft_margin_loss")(_loss(lambda x, y: (-x * y).map(prims.exp).map(prims.log1p), promotes=False))
 OP.rule("soft_margin_loss_backward")(_loss_backward(lambda x, y: -y * sigmoid(-x * y)))
 
 
@@ -132,9 +134,10 @@ def _clamped_log(x: Value) -> Value:
 
 @OP.rule("binary_cross_entropy")
 def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
-    t, y = x.compute(), target.compute()
+    t = x.compute()
+    y = target.to(t.dtype)
     loss = (y - 1.0) * (-t).map(prims.log1p).maximum(-100.0) - y * _clamped_log(t)
-    return reduced_loss(loss if weight is None else loss * weight.compute(), reduction, x.dtype)
+    return reduced_loss(loss if weight is None else loss * weight.to(t.dtype), reduction, x.dtype)
 
 
 @OP.formula("binary_cross_entropy_backward")
@@ -149,10 +152,11 @@ def _bce_backward(
 def _lower_bce_backward(
     b: Builder, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
-    t, y, g = x.compute(), target.compute(), grad.compute()
+    t = x.compute()
+    y, g = target.to(t.dtype), grad.to(t.dtype)
     out = g * (t - y) / ((1.0 - t) * t).maximum(LEAST_VARIANCE)
     if weight is not None:
-        out = out * weight.compute()
+        out = out * weight.to(t.dtype)
     return (out / x.numel() if reduction == MEAN else out).to(x.dtype)
 
 
@@ -165,12 +169,13 @@ def _lower_bce_logits(
     pos_weight: Value | None = None,
     reduction: int = MEAN,
 ) -> Value:
-    t, y = x.compute(), target.compute()
+    dtype = compute_dtype(result_type((x, target)))
+    t, y = x.to(dtype), target.to(dtype)
     if pos_weight is None:
         loss = (1.0 - y) * t - log_sigmoid(t)
     else:
-        loss = (1.0 - y) * t - ((pos_weight.compute() - 1.0) * y + 1.0) * log_sigmoid(t)
-    return reduced_loss(loss if weight is None else loss * weight.compute(), reduction, x.dtype)
+        loss = (1.0 - y) * t - ((pos_weight.to(dtype) - 1.0) * y + 1.0) * log_sigmoid(t)
+    return reduced_loss(loss if weight is None else loss * weight.to(dtype), reduction, target.dtype)
 
 
 def _by_rows(slope: Value, grad: Value, reduction: int, x: Value) -> Value:
