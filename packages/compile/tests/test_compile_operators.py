@@ -226,3 +226,42 @@ def test_views_by_operators_of_ones_own(name: str, breaks: list[str], backend: s
     torch.testing.assert_close(compiled(torch.ones(3, 2)), program(torch.ones(3, 2)))
     report = torchcompile.report()
     assert [event.kind.id for event in report.breaks] == breaks and not report.fallbacks
+
+
+def test_kernels_that_derive_inside() -> None:
+    """A kernel may be a program of its own: eager gives it autograd where nothing above it was for autograd."""
+    library = torch.library.Library("deriving", "DEF")
+    library.define("cube(Tensor x) -> Tensor")
+    library.define("slope(Tensor x) -> Tensor")
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            y = x.detach().clone().requires_grad_()
+            row = y[0] * 1
+            row.mul_(y[0])
+            return torch.autograd.grad((y**3).sum() + row.sum(), y)[0]
+
+    library.impl("cube", lambda x: x**3 + x[0] ** 2, "CPU")
+    library.impl("slope", slope, "CPU")
+    for name in ("cube", "slope"):
+        library.impl(name, torch.empty_like, "Meta")
+
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.ops.deriving.slope(context.saved_tensors[0])
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    torch.library.register_autograd("deriving::cube", backward, setup_context=keep, lib=library)
+    calls = (
+        lambda x: torch.ops.deriving.cube(x * 2).sin(),
+        lambda x: torch.ops.deriving.slope(x.detach() + 1) * x,
+    )
+    for call in calls:
+        results = []
+        for function in (call, torchcompile.compile(call, fullgraph=True)):
+            x = torch.arange(6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+            y = function(x)
+            results.append((y, *torch.autograd.grad(y.sum(), x)))
+        for wanted, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)

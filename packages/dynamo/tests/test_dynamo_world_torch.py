@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from world_cases import Case, case, cases_of, check
 
 import torchdynamo
+from torchdynamo.graph.torch_functions import HANDED_ON_IN_PART
 
 
 @case(lambda: {"dtype": torch.float32, "device": torch.device("cpu")})
@@ -230,6 +234,31 @@ def test_what_a_storage_says_is_asked_at_each_call() -> None:
 def test_modules_are_made_where_another_compiler_counts_them() -> None:
     torch.compile(torch.sin, backend="eager")(torch.ones(2))  # from now on, in the whole process
     check(Case(module_lists, lambda: torch.nn.ModuleList([torch.nn.Identity(), torch.nn.ReLU()]), 0, 3))
+
+
+@case(lambda: torch.arange(6.0).reshape(2, 3))
+def weighted_losses(x: torch.Tensor, weight: Any) -> Any:
+    weight += 1
+    losses = F.l1_loss, F.mse_loss, F.huber_loss
+    return [loss(x, x * 2 + 1, weight=weight, reduction=how) for loss in losses for how in ("mean", "sum", "none")]
+
+
+def test_functions_that_tell_a_mode_a_part_of_their_arguments() -> None:
+    """What torch's own hand-over to function modes leaves out would be missing in the graph."""
+    found = set()
+    for module, owner in ((F, F), (torch.functional, torch.functional), (torch._tensor, torch.Tensor)):
+        for function in ast.walk(ast.parse(inspect.getsource(module))):
+            for call in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+                if getattr(getattr(call, "func", None), "id", "") != "handle_torch_function":
+                    continue
+                given = call.args[2:]
+                if any(isinstance(part, ast.Starred) for part in given) or any(k.arg is None for k in call.keywords):
+                    continue
+                names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+                told = {*names[: len(given)], *(k.arg for k in call.keywords)}
+                if {*names, *(a.arg for a in function.args.kwonlyargs)} - told:
+                    found.add(getattr(owner, function.name))
+    assert found <= HANDED_ON_IN_PART, found
 
 
 @pytest.mark.parametrize("found", cases_of(__name__))

@@ -2,8 +2,10 @@
 #include "program.h"
 
 #include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue_inl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace inductor {
 namespace {
@@ -68,13 +70,23 @@ void store(const Destination& destination, c10::IValue& value, Frame& frame) {
   }
 }
 
+// As eager calls a kernel outside of ATen: what it runs under grad mode is derived. Under none, as here, a formula that
+// the operator itself has for autograd lets the call pass.
+void call_foreign(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::ForceDispatchKeyGuard with_autograd(
+      keys.included_, keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const at::NoGradGuard nothing_derived;
+  op.callBoxed(stack);
+}
+
 }  // namespace
 
 void run_aten(const Instruction& in, Frame& frame) {
   torch::jit::Stack stack;
   stack.reserve(std::max(in.arguments.size(), in.destinations.size()));
   for (const Argument& argument : in.arguments) stack.push_back(build(argument, frame));
-  in.op->callBoxed(stack);
+  in.foreign ? call_foreign(*in.op, stack) : in.op->callBoxed(stack);
   const size_t count = std::min(stack.size(), in.destinations.size());
   for (size_t i = 0; i < count; ++i) store(in.destinations[i], stack[i], frame);
 }

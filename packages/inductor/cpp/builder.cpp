@@ -169,6 +169,7 @@ void Builder::aten(const std::string& op, const std::string& overload, const std
   }
   Instruction& in = add(Opcode::Aten, std::move(name));
   in.op = std::make_shared<c10::OperatorHandle>(handle);
+  in.foreign = op.rfind("aten::", 0) != 0 && !handle.schema().is_mutable();
   for (size_t i = 0; i < given.size(); ++i) in.arguments.push_back(argument_of(given[i], *schema[i].type()));
   in.destinations = std::move(destinations);
   in.refreshed = std::move(refreshed);

@@ -73,6 +73,7 @@ struct Instruction {
   KernelFunction kernel = nullptr;
   std::shared_ptr<TritonKernel> triton;
   std::shared_ptr<c10::OperatorHandle> op;
+  bool foreign = false;  // an operator of another library, whose kernel may be a program that derives
   PythonCall python;
   std::function<void(const std::string&)> mended;  // told, behind the run, of a layout that was mended
   std::vector<Argument> arguments;

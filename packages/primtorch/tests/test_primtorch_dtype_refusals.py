@@ -160,6 +160,17 @@ def test_slice_of_the_operator_database():
     assert not found, "\n".join((f"seed {seed}", *found[:20]))
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (400, 2), (2, 900)])
+def test_masks_beside_indices_of_as_many_elements(shape: tuple[int, ...]) -> None:
+    """How many elements a mask selects is no matter of dtypes: it is not what it is in a mask that is made up."""
+    mode = FakeMode(ShapeEnv())
+    mode.rules = ASKED
+    with mode:
+        x, mask, places = torch.zeros(*shape, 3), torch.ones(shape, dtype=torch.bool), torch.zeros(shape).long()
+        chosen = places[mask]
+        x[mask, chosen] = 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, len(op_db), 110))
 def test_whole_operator_database(start):

@@ -32,10 +32,17 @@ def _overridable() -> frozenset[object]:
 OVERRIDABLE = _overridable()
 
 
+# They ask the function mode with a part of what they were given: the one without `weight`, the other without
+# `ambiguity_check`. What they do is interpreted.
+HANDED_ON_IN_PART: frozenset[object] = frozenset({torch.nn.functional.l1_loss, torch.Tensor.dim_order})
+
+
 def is_leaf(function: Any) -> bool:
     """A function of torch that runs as it is, under the recorder."""
     kind = type(function)
     if kind is types.FunctionType:
+        if function in HANDED_ON_IN_PART:
+            return False
         return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
     if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
         return True

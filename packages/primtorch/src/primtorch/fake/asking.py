@@ -37,6 +37,7 @@ _LEAST = 2
 """What sizes are brought down to: 1 would be broadcast, and is no place for the index 1."""
 _OTHERS = (torch.float32, torch.int64, torch.int32, torch.bool, torch.complex64)
 """Of which dtypes an operator takes some, if it takes the sizes and the elements."""
+_INDICES = (torch.bool, torch.uint8, torch.int32, torch.int64)
 _FILLS = (1, 0)
 """Elements: 1 divides, and is a place in LAPACK's counting as in Python's; 0 is a place in a single element."""
 _COMMON = frozenset({torch.float32, torch.float64})
@@ -304,8 +305,8 @@ def _answer(call: _Call, fill: int) -> Any:
 
 def _is_for_dtypes(call: _Call, fill: int) -> bool:
     """Whether the call is taken with other dtypes in the place of one or more."""
-    masks = _masks(call)
-    given = [leaf.dtype if type(leaf) is TensorSpec and id(leaf) not in masks else leaf for leaf in call.leaves()]
+    indices = _indices(call)
+    given = [leaf.dtype if type(leaf) is TensorSpec and id(leaf) not in indices else leaf for leaf in call.leaves()]
     places = [place for place, leaf in enumerate(given) if type(leaf) is torch.dtype]
     alike = [[p for p in places if given[p] is dtype] for dtype in dict.fromkeys(given[p] for p in places)]
     apart = [[place] for place in places] if len(alike) < len(places) <= 6 else []
@@ -320,12 +321,13 @@ def _is_for_dtypes(call: _Call, fill: int) -> bool:
     return False
 
 
-def _masks(call: _Call) -> frozenset[int]:
-    """The identities of boolean indices: as integers they would be other indices, with results of another shape."""
+def _indices(call: _Call) -> frozenset[int]:
+    """The identities of indices: a mask in the place of numbers, or the other way about, would be other indices, with
+    results of another shape."""
     if call.op._schema.name.removeprefix("aten::") not in _TAKE_MASKS:
         return frozenset()
     parts = (part for value in call.args if isinstance(value, list) for part in value)
-    return frozenset(id(part) for part in parts if type(part) is TensorSpec and part.dtype is torch.bool)
+    return frozenset(id(part) for part in parts if type(part) is TensorSpec and part.dtype in _INDICES)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
-from primtorch.operators.build import elementwise
+from primtorch.operators.build import elementwise, strided
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
 from primtorch.operators.refusals import refuse
@@ -26,8 +26,7 @@ OP.trait(Trait.OVERLAPS, "threshold")
 
 
 OP.formula(
-    "relu hardtanh relu6 threshold leaky_relu elu celu selu gelu silu mish hardswish hardsigmoid softplus softshrink "
-    "hardshrink"
+    "relu relu6 threshold leaky_relu elu celu selu gelu silu mish hardswish hardsigmoid softplus softshrink hardshrink"
 )(unary_formula(same))
 
 
@@ -214,6 +213,13 @@ OP.rule("hardsigmoid")(pointwise(_hardsigmoid, 1))
 OP.rule("hardsigmoid_backward")(pointwise(lambda grad, x: grad.b.where(_inside(x, -3.0, 3.0), grad * _SIXTH, 0.0), 2))
 OP.rule("hardswish")(pointwise(lambda x: x * (x + 3.0).maximum(0.0).minimum(6.0) / 6.0, 1))
 OP.rule("hardswish_backward")(pointwise(_hardswish_backward, 2))
+
+
+@OP.formula("hardtanh")
+def _hardtanh(x: TensorLike, *limits: object) -> TensorSpec:
+    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()))
+
+
 OP.rule("hardtanh")(pointwise(lambda x, min_val=-1, max_val=1: x.maximum(min_val).minimum(max_val), 1, exact=True))
 OP.rule("hardtanh_backward")(
     pointwise(lambda grad, x, low, high: grad.b.where((x <= low) | (x >= high), 0, grad), 2, exact=True)

@@ -81,17 +81,21 @@ def common_device(operands: Sequence[TensorLike]) -> torch.device:
 
 
 def elementwise(operands: Sequence[TensorLike | Number | None], dtype: torch.dtype) -> TensorSpec:
-    """The output of TensorIterator over the tensors among the operands."""
+    """The output of TensorIterator over the operands. A number is one without dims, beside which no tensor is taken
+    as it lies; what eager passes beside its iterator is not to be given here."""
     tensors = [t for t in operands if isinstance(t, TENSORS)]
-    if len(tensors) == 1:
+    numbers = sum(o is not None for o in operands) - len(tensors)
+    if len(tensors) == 1 and not numbers:
         only = tensors[0]
-        shape: Sizes = tuple(only.shape)
+        shape = tuple(only.shape)
         return TensorSpec(shape, iterator_strides(shape, ((shape, only.stride()),)), dtype, only.device)
     if not tensors:  # torch.div(7, 2) and the like: numbers alone give a 0-d tensor
         return TensorSpec((), (), dtype, torch.device("cpu"))
     device = common_device(tensors)
     layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
-    shape = layouts[0][0]
+    shape: Sizes = layouts[0][0]
     for other, _ in layouts[1:]:
         shape = broadcast(shape, other)
+    if numbers:
+        layouts += (((), ()),)
     return TensorSpec(shape, iterator_strides(shape, layouts), dtype, device)

@@ -13,8 +13,8 @@ from primtorch import prims
 from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Formula, Rule, Trait
-from primtorch.layout import broadcast, broadcast_shapes, iterator_strides
-from primtorch.operators.build import contiguous, elementwise, view
+from primtorch.layout import broadcast, broadcast_shapes, dense_like, iterator_strides
+from primtorch.operators.build import contiguous, elementwise, strided, view
 from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
 from primtorch.prims import Prim
 from primtorch.prims.record import Pointwise
@@ -79,9 +79,9 @@ def binary_formula(rule: DtypeRule) -> Formula:
                         shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device
                     )
                 return elementwise((a, b), rule(dtype))
-            return elementwise((a,), rule(promote_number(a.dtype, b)))
+            return elementwise((a, b), rule(promote_number(a.dtype, b)))
         assert isinstance(b, TENSORS)
-        return elementwise((b,), rule(promote_number(b.dtype, a)))
+        return elementwise((b, a), rule(promote_number(b.dtype, a)))
 
     return formula
 
@@ -157,9 +157,7 @@ def _lower_abs(b: Builder, x: Value) -> Value:
     return x if x.dtype is torch.bool else x.map(prims.abs)
 
 
-OP.formula("sign sgn ceil floor round round.decimals trunc square nan_to_num frac _conj_physical fill.Scalar")(
-    unary_formula(same)
-)
+OP.formula("sign sgn ceil floor round round.decimals trunc square frac _conj_physical fill.Scalar")(unary_formula(same))
 
 
 def filled(value: Number, dtype: torch.dtype, size: Sequence[Size], device: Device) -> None:
@@ -411,7 +409,12 @@ def _lower_div(b: Builder, x: Value, y: Operand, *, rounding_mode: str | None = 
     return b.binary(prim, left, right).to(dtype)
 
 
-OP.formula("floor_divide.|Scalar heaviside pow.Tensor_Tensor|Tensor_Scalar")(binary_formula(same))
+OP.formula("floor_divide.|Scalar heaviside pow.Tensor_Tensor")(binary_formula(same))
+
+
+@OP.formula("pow.Tensor_Scalar")
+def _power(base: TensorLike, exponent: Number) -> TensorSpec:
+    return elementwise((base,), promote_number(base.dtype, exponent))
 
 
 @OP.formula("pow.Scalar")
@@ -491,7 +494,15 @@ def truth(x: Value) -> Value:
     return x if x.dtype is torch.bool else x.ne(0)
 
 
-OP.formula("isnan isinf isfinite isposinf isneginf signbit logical_not isreal")(unary_formula(_bool))
+OP.formula("isnan isfinite isposinf isneginf signbit logical_not isreal")(unary_formula(_bool))
+
+
+@OP.formula("isinf")
+def _isinf(x: TensorLike) -> TensorSpec:
+    """A comparison of the absolute value with a number; no integer is infinite, which takes no comparison."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return elementwise((elementwise((x,), x.dtype), 0), torch.bool)
+    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()), torch.bool)
 
 
 @OP.rule("logical_not")
@@ -552,11 +563,15 @@ def _lower_where(b: Builder, cond: Value, x: Operand, y: Operand) -> Value:
     return b.where(truth(cond), x, y)
 
 
+def _tensors(*operands: TensorLike | Number | None) -> list[TensorLike]:
+    return [o for o in operands if isinstance(o, TENSORS)]
+
+
 @OP.formula("clamp", "clip", "clamp.Tensor", "clip.Tensor")
 def _clamp(x: TensorLike, min: TensorLike | Number | None = None, max: TensorLike | Number | None = None) -> TensorSpec:
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    return elementwise((x, min, max), result_type((x, min, max)))
+    return elementwise(_tensors(x, min, max), result_type((x, min, max)))
 
 
 @OP.refuses("clamp", "clamp_min", "clamp_max")
@@ -578,7 +593,7 @@ def _lower_clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand 
 
 @OP.formula("clamp_min", "clamp_max", "clamp_min.Tensor", "clamp_max.Tensor")
 def _clamp_one(x: TensorLike, limit: TensorLike | Number) -> TensorSpec:
-    return elementwise((x, limit), result_type((x, limit)))
+    return elementwise(_tensors(x, limit), result_type((x, limit)))
 
 
 @OP.rule("clamp_min", "clamp_min.Tensor")
@@ -597,6 +612,11 @@ def _lower_heaviside(b: Builder, x: Value, values: Value) -> Value:
     step = (x > 0).to(values.dtype)
     out = b.where(x.eq(0), values, step)
     return b.where(x.map(prims.isnan), 0, out) if x.dtype.is_floating_point else out
+
+
+@OP.formula("nan_to_num")
+def _nan_to_num(x: TensorLike, *limits: object, **named: object) -> TensorSpec:
+    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()))
 
 
 @OP.rule("nan_to_num")
@@ -634,7 +654,7 @@ def _lower_addcdiv(b: Builder, x: Value, u: Value, v: Value, *, value: Number = 
 
 @OP.formula("lerp.Scalar", "lerp.Tensor")
 def _lerp(start: TensorLike, end: TensorLike, weight: TensorLike | Number) -> TensorSpec:
-    return elementwise((start, end, weight), start.dtype)
+    return elementwise(_tensors(start, end, weight), start.dtype)
 
 
 @OP.rule("lerp.Scalar", "lerp.Tensor")

@@ -160,6 +160,17 @@ def _lower_bce_backward(
     return (out / x.numel() if reduction == MEAN else out).to(x.dtype)
 
 
+@OP.formula("binary_cross_entropy_with_logits")
+def _bce_logits(
+    x: TensorLike, target: TensorLike, weight: object = None, pos_weight: object = None, reduction: int = MEAN
+) -> TensorSpec:
+    """The terms are written over 1 - target, so that they have the target's layout and dtype."""
+    shape = tuple(target.shape)
+    return TensorSpec(
+        () if reduction else shape, () if reduction else dense_like(shape, target.stride()), target.dtype, x.device
+    )
+
+
 @OP.rule("binary_cross_entropy_with_logits")
 def _lower_bce_logits(
     b: Builder,

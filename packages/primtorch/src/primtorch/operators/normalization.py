@@ -10,10 +10,17 @@ from dataclasses import dataclass
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TensorLike
+from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.families import Family, Trait
-from primtorch.layout import contiguous_strides, product, suggested_strides
+from primtorch.layout import (
+    channels_last_strides,
+    contiguous_strides,
+    is_channels_last,
+    is_contiguous,
+    product,
+    suggested_strides,
+)
 from primtorch.operators.build import contiguous, strided
 from primtorch.operators.reduction import vector_norm
 from primtorch.operators.refusals import refuse
@@ -292,9 +299,18 @@ def _reserve(b: Builder, x: Value) -> Value:
     return b.full((0,), 0, torch.uint8, x.device)
 
 
+def _batch_norm_strides(x: TensorLike, shape: Sizes) -> Sizes:
+    """On the CPU, what is contiguous in a format keeps it, by rows first; sizes of 1 make a tensor so in several."""
+    if x.device.type == "cpu" and is_contiguous(shape, x.stride()):
+        return contiguous_strides(shape)
+    if x.device.type == "cpu" and is_channels_last(shape, x.stride()):
+        return channels_last_strides(shape)
+    return suggested_strides(x, shape)
+
+
 def _batch_norm_specs(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = tuple(x.shape)
-    out = strided(x, shape, suggested_strides(x, shape))
+    out = strided(x, shape, _batch_norm_strides(x, shape))
     keeps = training or x.device.type != "cpu"
     return out, contiguous(x, (x.shape[1] if keeps else 0,), _statistics_dtype(x, weight))
 

@@ -489,8 +489,8 @@ def _refuse_dist(x: TensorLike, y: TensorLike, p: float = 2) -> None:
 
 @OP.rule("dist")
 def _lower_dist(b: Builder, x: Value, y: Value, p: float = 2) -> Value:
-    difference = x - y.to(x.dtype)
-    return _lower_vector_norm(b, difference, p)
+    dtype = result_type((x, y))
+    return _lower_vector_norm(b, x.to(dtype) - y.to(dtype), p)
 
 
 @OP.formula("logsumexp")

@@ -16,6 +16,7 @@ from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
     dense_like,
+    is_contiguous,
     product,
     reduced_dims,
     suggests_channels_last,
@@ -95,7 +96,8 @@ def _lower_flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 def _roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> TensorSpec:
     shape = tuple(x.shape)
     # On the CPU the pieces are joined by cat, which keeps channels_last.
-    if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
+    row_major = not dims or x.device.type != "cpu" or is_contiguous(shape, x.stride())
+    if not row_major and suggests_channels_last(shape, x.stride()):
         return strided(x, shape, channels_last_strides(shape))
     return contiguous(x, shape)
 
