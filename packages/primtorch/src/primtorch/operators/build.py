@@ -87,13 +87,13 @@ def elementwise(operands: Sequence[TensorLike | Number | None], dtype: torch.dty
     numbers = sum(o is not None for o in operands) - len(tensors)
     if len(tensors) == 1 and not numbers:
         only = tensors[0]
-        shape = tuple(only.shape)
+        shape: Sizes = tuple(only.shape)
         return TensorSpec(shape, iterator_strides(shape, ((shape, only.stride()),)), dtype, only.device)
     if not tensors:  # torch.div(7, 2) and the like: numbers alone give a 0-d tensor
         return TensorSpec((), (), dtype, torch.device("cpu"))
     device = common_device(tensors)
     layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
-    shape: Sizes = layouts[0][0]
+    shape = layouts[0][0]
     for other, _ in layouts[1:]:
         shape = broadcast(shape, other)
     if numbers:
