@@ -38,10 +38,53 @@ def symbolic_keys() -> Any:
         aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
         aten.impl("trace", _trace, _KEY)
     aten.impl("fake_quantize_per_channel_affine_cachemask_backward", _fake_quantize_backward, _KEY)
+    for name in _RESAMPLING:
+        aten.impl(f"{name}.vec", _resampling(getattr(torch.ops.aten, name).default), _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+# What `interpolate` calls: torch's own programs take sizes, and products of sizes with factors, as numbers.
+_RESAMPLING: Final = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+_EXACT: Final = 2**10
+"""A factor that is a fraction with so small a denominator times any size is an exact float64."""
+
+
+def _resampling(resample: Any) -> Callable[..., torch.Tensor]:
+    """The overload of a resampling with a size or factors, by the one with a size and a factor for each dim."""
+
+    def program(
+        x: torch.Tensor, size: Sequence[Size] | None, *rest: bool | Sequence[float] | None, **named: Any
+    ) -> torch.Tensor:
+        *align, factors = (*rest, *(named.pop(name) for name in ("align_corners", "scale_factors") if name in named))
+        if (size is None) == (factors is None):
+            raise RuntimeError("Must specify exactly one of output_size and scale_factors")
+        spatial = x.shape[2:]
+        if size is None:
+            assert isinstance(factors, Sequence)
+            if len(factors) != len(spatial):
+                raise RuntimeError("expected as many scale_factors as there are spatial dims")
+            size = [_multiple(one, factor) for one, factor in zip(spatial, factors, strict=True)]
+        scales = factors if isinstance(factors, Sequence) else (None,) * len(spatial)
+        resampled: torch.Tensor = resample(x, size, *align, *scales)
+        return resampled
+
+    return program
+
+
+def _multiple(size: Size, factor: float) -> Size:
+    """The whole part of a size times a factor; where no quotient of integers says it, of the size as a number."""
+    top, bottom = float(factor).as_integer_ratio()
+    if isinstance(size, int) or bottom > _EXACT:
+        return int(int(size) * factor)
+    return size * top // bottom if bottom > 1 else size * top
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
