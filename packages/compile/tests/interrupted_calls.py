@@ -106,11 +106,12 @@ def main(seconds: float, seed: int) -> None:
         if drawn.random() < 0.3:
             calls = Calls()
         x = torch.randn(drawn.choice((1, 2, 3, 5)), 6, dtype=DTYPE)
-        armed[0] = True
-        signal.setitimer(signal.ITIMER_REAL, drawn.choice((0.005, 0.1, 0.6)) * max(drawn.random(), 1e-3))
+        delay, action = drawn.choice((0.005, 0.1, 0.6)) * max(drawn.random(), 1e-3), drawn.randrange(5)
         try:
             try:
-                calls.disturbed(drawn.randrange(5), x)
+                armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                calls.disturbed(action, x)
             finally:
                 armed[0] = False
         except Interrupted:

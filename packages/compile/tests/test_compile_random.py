@@ -355,3 +355,54 @@ def test_limits_of_draws() -> None:
     assert (whole.min(), whole.max()) == (0, 256) and (signed.min(), signed.max()) == (0, 127)
     assert late.min() > 0
     assert wide.min() < -(2**63) * 0.999 and wide.max() > 2**63 * 0.999
+
+
+# --- draws over whatever lies in memory --------------------------------------------------------------
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.transpose(1, 3),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
+    "expanded and transposed": lambda x: x[:, :1].expand(-1, 4, -1, -1).transpose(1, 2),
+    "every second": lambda x: x[..., ::2],
+    "overlapping": lambda x: x.unfold(3, 3, 1)[:, :, 0],
+    "one number": lambda x: x[0, 0, 0, 0],
+    "empty": lambda x: x[:, :0],
+}
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.4),
+    "alpha dropout": lambda x: torch.nn.functional.alpha_dropout(x, 0.4),
+    "channels": lambda x: torch.nn.functional.dropout1d(x.reshape(2, -1, 1), 0.5) if x.numel() > 1 else x * 1,
+    "bernoulli": lambda x: x.sigmoid().bernoulli() * x,
+    "bernoulli of": lambda x: torch.bernoulli(x.detach(), 0.3) * x,
+    "bernoulli in place": lambda x: x.clone().bernoulli_(0.3) * x,
+    "uniform in place": lambda x: x.clone().uniform_() * x,
+    "normal of": lambda x: torch.normal(x, x.detach().abs()),
+    "rand like": lambda x: torch.rand_like(x) * x,
+    "randn like": lambda x: torch.randn_like(x) * x,
+    "randint like": lambda x: torch.randint_like(x, 7) * x,
+    "exponential": lambda x: x.clone().exponential_() * x,
+    "poisson": lambda x: torch.poisson(x.detach().abs()) * x,
+    "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3) if x.dim() == 4 else x * 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_eagers_numbers_over_whatever_lies_in_memory(draw: str) -> None:
+    """With eager's generator no draw is refused for the layout of what it is over, and each gives eager's numbers."""
+    for name, layout in LAYOUTS.items():
+
+        def program(x: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tensor] = layout) -> torch.Tensor:
+            return DRAWS[draw](layout(x.sin()))
+
+        torchcompile.reset()
+        compiled = torchcompile.compile(program, options={"strict": True, "eager_random": True})
+        for size in (4, 5):  # with fixed sizes and with symbols
+            x = torch.linspace(-1, 1, 3 * 4 * size * 6, dtype=torch.float64).reshape(3, 4, size, 6).requires_grad_()
+            seen = []
+            for run in (program, compiled):
+                torch.manual_seed(size)
+                found = run(x)
+                seen.append((found.detach(), *torch.autograd.grad(found.sum(), x), torch.rand(2)))
+            torch.testing.assert_close(*seen, msg=lambda m, name=name: f"{draw} over {name}: {m}")

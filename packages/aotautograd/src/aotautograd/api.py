@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.assumptions import holds
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants, TracedOtherwise
+from aotautograd.events import tell_traced
 from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
@@ -274,9 +275,10 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
             raise TracedOtherwise
         return made
 
-    def behind() -> Behind:
+    def behind(what: str) -> Behind:
         with lock:
             if not traced:
+                tell_traced(what)
                 # In a thread of its own: in this one autograd's engine runs, which is what a trace tells the forward
                 # from the backward by.
                 with ThreadPoolExecutor(1) as apart:
@@ -286,12 +288,12 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         kept = backward(tuple(missing))
         if kept is None:
-            return behind().compile_backward(missing)
+            return behind(_OTHER_RESULTS).compile_backward(missing)
         return kept[1], kept[0].zeros, for_turns(bound(kept[0].made_gradients, env), turns)
 
     def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
         kept = None if earlier else backward(tuple(missing))
-        return behind().needs(missing, earlier) if kept is None else kept[0].needs
+        return behind(_OTHER_RESULTS).needs(missing, earlier) if kept is None else kept[0].needs
 
     @functools.cache
     def backward(missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
@@ -301,12 +303,15 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
     later = Behind(
         compile_backward,
         needs,
-        lambda *call: behind().gradients(*call),
-        lambda *call: behind().cut(*call),
+        lambda *call: behind("a derivative of the backward").gradients(*call),
+        lambda *call: behind("the gradient of a result that others are computed from").cut(*call),
         outline.reads,
         turns,
     )
     return _with_backward(metadata, partition_of(outline, env), found.forward, later)
+
+
+_OTHER_RESULTS = "the backward of other results"
 
 
 def _traced(
