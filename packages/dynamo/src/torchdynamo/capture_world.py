@@ -41,7 +41,7 @@ from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Interrupted
 from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
-from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
+from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES, TABLES_SHOWN
 from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
@@ -674,7 +674,9 @@ class CaptureWorld(PlainWorld):
             return isinstance(owner, torch_calls.LOCKS) or any(
                 kind.__module__.partition(".")[0] in modules_of_c for kind in makers
             )
-        return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
+        return isinstance(
+            owner, (*CONTAINER_BASES, *TABLES_SHOWN, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar)
+        )
 
     def note_raise(self, error: BaseException) -> None:
         """C code may refuse a symbol for a number, or ask for a value that the data tells: no handler sees that.

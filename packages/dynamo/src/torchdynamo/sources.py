@@ -7,6 +7,7 @@ guard tree walks the same records, so that guards and generated code read the sa
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections import OrderedDict
@@ -202,9 +203,11 @@ class Reading(_Step):
 
     base: Source
     read: Callable[[Any], Any]
+    name: str = ""  # by which compiled code holds the function
 
     def expression(self) -> str:
-        return f"{getattr(self.read, '__name__', 'tensor_at')}({self.base.expression()})"
+        name = self.name or getattr(self.read, "__name__", "tensor_at")
+        return f"{name}({self.base.expression()})"
 
 
 @_source
@@ -369,6 +372,12 @@ def own_length(container: Any) -> int:
     """How many items it holds, by the built-in class: a `__len__` of the program's own may say anything."""
     kind: Any = next((base for base in (list, tuple, dict, set, frozenset) if isinstance(container, base)), None)
     return len(container) if kind is None else kind.__len__(container)
+
+
+def table_shown(view: object) -> Any:
+    """The mapping that a mapping proxy, or a view of a dict, shows: the one object that it holds."""
+    (table,) = gc.get_referents(view)
+    return table
 
 
 def base_item(container: Any, key: object) -> object:

@@ -142,7 +142,7 @@ class Codegen:
         return name
 
     def _spelt(self, source: Source) -> Source:
-        """The source with keys that Python has no literal for held by the compiled code."""
+        """The source with functions, and keys that Python has no literal for, held by the compiled code."""
         base = base_of(source)
         if base is None:
             return source
@@ -152,6 +152,8 @@ class Codegen:
             changes["base"] = spelt
         if isinstance(source, Item) and type(source.key) not in _LITERALS:
             changes["key"] = Marker(self.pin(source.key))
+        if isinstance(source, Reading):
+            changes["name"] = self.pin(source.read)
         return dataclasses.replace(source, **changes) if changes else source
 
     # -- values -----------------------------------------------------------------------------
@@ -259,24 +261,17 @@ class Codegen:
         self._symbols.add(name)
         definition = self.shape_env.definitions.get(name)
         if definition is None:
-            source = self._spelt(self.symbol_sources[name])
-            text = source.expression()
-            if isinstance(source, Reading):
-                text = self._read(source)
-            elif isinstance(source, TensorSize) and isinstance(source.base, Reading):
-                text = f"{self._read(source.base)}.shape[{source.dim}]"
+            source = self.symbol_sources[name]
+            text = self._spelt(source).expression()
             if (
                 isinstance(source, TensorSize) and source.base in self.classed
             ):  # the tensor's class may have a word to say of `shape`
-                text = f"{self.pin(size_of)}({source.base.expression()}, {source.dim})"
+                text = f"{self.pin(size_of)}({self._spelt(source.base).expression()}, {source.dim})"
         else:
             record, operands = SCALAR_OPS[definition.op], tuple(map(self._expression, definition.args))
             text = record.text(operands) if record.symbol else f"{self.pin(record.function)}({', '.join(operands)})"
         self.loads.append(f"{name} = {text}")
         return name
-
-    def _read(self, source: Reading) -> str:
-        return f"{self.pin(source.read)}({source.base.expression()})"
 
     def _node(self, node: fx.Node) -> str:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")

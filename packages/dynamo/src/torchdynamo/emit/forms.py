@@ -43,6 +43,7 @@ from torchdynamo.interpreter.iterators import (
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside.externals import ATOMS, ITERATOR_FIELDS
 from torchdynamo.reasons import BreakGraph, GivesUp, OutlivesGraph
+from torchdynamo.sources import table_shown
 
 if TYPE_CHECKING:
     import numpy
@@ -322,10 +323,14 @@ def _native_iterator(code: Codegen, obj: Any) -> str:
 
 def _view(code: Codegen, obj: object) -> str:
     """`d.keys()`, `d.values()` or `d.items()`."""
-    table = gc.get_referents(obj)[0]
+    table = table_shown(obj)
     base = code.pin(collections.OrderedDict) if isinstance(table, collections.OrderedDict) else "dict"
     name = next(name for kind, name in _VIEWS.items() if isinstance(obj, kind))
     return code.named(obj, f"{base}.{name}({code.value(table)})")
+
+
+def _proxy(code: Codegen, obj: object) -> str:
+    return code.named(obj, f"{code.pin(types.MappingProxyType)}({code.value(table_shown(obj))})")
 
 
 def _exception(code: Codegen, obj: BaseException) -> str:
@@ -436,6 +441,7 @@ FORMS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (itertools.pairwise, _pairwise),
     (Trampoline, _trampoline),
     (tuple(_VIEWS), _view),
+    (types.MappingProxyType, _proxy),
     (LocalIterator, _local_iterator),
     (Array, _array_value),
     (ArrayMethod, _array_method),

@@ -48,7 +48,19 @@ from torchdynamo.outside.growing_lists import GrowingList
 from torchdynamo.outside.guard_set import GuardSet
 from torchdynamo.reasons import BreakGraph, Uninitialized
 from torchdynamo.schemas import GuardKind, TensorGuard
-from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of, own_keys, own_length
+from torchdynamo.sources import (
+    Attribute,
+    DictKeyAt,
+    Global,
+    Item,
+    Pinned,
+    Reading,
+    Source,
+    base_of,
+    own_keys,
+    own_length,
+    table_shown,
+)
 
 # Values compared by equality and type: immutable, without parts that could change.
 CONSTANT_TYPES: frozenset[type] = frozenset(
@@ -236,7 +248,7 @@ class Externals:
         if isinstance(value, CONTAINER_BASES):
             return self._container(value, kind, source)
         rule = _REBUILT.get(kind)
-        if rule is not None:
+        if rule is not None and not _shows_no_table(value, kind):
             self.guard(source, GuardKind.TYPE, kind)
             return self._register(value, source, rule(self, value, source)).value
         self.guard(source, GuardKind.TYPE, kind)
@@ -560,14 +572,20 @@ def _is_known_by_identity(kind: type) -> bool:
 
 
 _IDENTITY_HASHES: tuple[object, ...] = (object.__hash__, torch.Tensor.__hash__)
+# The views of dicts, and what makes them.
+VIEWS: dict[type, Callable[[Any], object]] = {
+    type(make(base())): make
+    for base in (dict, collections.OrderedDict)
+    for make in (base.keys, base.values, base.items)
+}
+TABLES_SHOWN: tuple[type, ...] = (types.MappingProxyType, *VIEWS)  # that hold no more than a mapping
 # What is compared, or hashed, part by part.
 _COMPARED_PARTS: dict[type, Callable[[Any], Iterable[object]]] = {
     **{kind: kind.__iter__ for kind in (list, tuple, collections.deque, set, frozenset)},
     **{kind: lambda table: [*table.keys(), *table.values()] for kind in (dict, collections.OrderedDict)},
     collections.defaultdict: lambda table: [*table.keys(), *table.values()],
-    type({}.keys()): iter,
-    type({}.values()): iter,
-    type({}.items()): iter,
+    types.MappingProxyType: lambda table: [*table.keys(), *table.values()],
+    **dict.fromkeys(VIEWS, iter),
     types.MethodType: lambda method: (method.__self__,),
     slice: lambda part: (part.start, part.stop, part.step),
 }
@@ -611,9 +629,29 @@ def _partial(externals: Externals, value: functools.partial[object], source: Sou
     return functools.partial(function, *args, **keywords)
 
 
+def _shows_no_table(value: object, kind: type) -> bool:
+    """Whether this is a proxy of what is no dict, or of a class's own, whose names are read one by one."""
+    if kind is not types.MappingProxyType:
+        return False
+    table = table_shown(value)
+    return not isinstance(table, dict) or {"__module__", "__doc__"} <= table.keys()
+
+
+def _proxy(externals: Externals, value: types.MappingProxyType[object, object], source: Source) -> object:
+    return types.MappingProxyType(externals.wrap(table_shown(value), Reading(source, table_shown)))
+
+
+def _view(externals: Externals, value: object, source: Source) -> object:
+    """`d.keys()`, `d.values()` or `d.items()` of what stands for the dict."""
+    table = externals.wrap(table_shown(value), Reading(source, table_shown))
+    return VIEWS[type(value)](table)
+
+
 # Immutable records that are taken apart at the read and made anew around their wrapped parts.
 _REBUILT: dict[type, Callable[[Externals, Any, Source], object]] = {
     types.MethodType: _bound_method,
     slice: _slice,
     functools.partial: _partial,
+    types.MappingProxyType: _proxy,
+    **dict.fromkeys(VIEWS, _view),
 }
