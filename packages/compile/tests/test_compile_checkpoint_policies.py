@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import torchcompile
@@ -81,3 +83,45 @@ def test_only_what_the_policy_chose_is_kept(name: str, backend: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         alive = compiled(*given)
     assert alive.requires_grad and sum(kept.values()) == wanted
+
+
+OFFLOADED = pytest.param(
+    "offloaded", marks=pytest.mark.expected_eager("ambient_state", "loop")
+)  # hooks for what is saved
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("kind", ["without reentrance", "reentrant", "over a policy", OFFLOADED, "applied"])
+def test_wrapped_modules_are_in_the_graph(kind: str, backend: str) -> None:
+    """The wrappers of `torch.distributed.algorithms._checkpoint` communicate with nobody."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Dropout(0.2), nn.Linear(6, 4)).double()
+
+    def wrapped(module: nn.Module) -> nn.Module:
+        if kind == "offloaded":
+            return wrappers.offload_wrapper(module)
+        if kind == "applied":
+            whole = nn.Sequential(module)
+            wrappers.apply_activation_checkpointing(whole, check_fn=lambda part: isinstance(part, nn.Linear))
+            return whole
+        reentrance = wrappers.CheckpointImpl.REENTRANT if kind == "reentrant" else wrappers.CheckpointImpl.NO_REENTRANT
+        how = {"context_fn": POLICIES["a list"][0]} if kind == "over a policy" else {}
+        return wrappers.checkpoint_wrapper(module, reentrance, **how)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(wrapped(block()), wrapped(block()))
+    compiled = torchcompile.compile(model, backend=backend, options={"eager_random": True})
+    for rows in (3, 3, 5):
+        x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+        results = []
+        for called in (model, compiled):
+            torch.manual_seed(rows)
+            out = called(x)
+            out.square().sum().backward()
+            leaves = (x, *model.parameters())
+            results.append((out, [leaf.grad for leaf in leaves]))
+            for leaf in leaves:
+                leaf.grad = None
+        torch.testing.assert_close(results[1], results[0])
+    assert sorted(compiled.state_dict()) == sorted(model.state_dict())

@@ -4,6 +4,7 @@ in every setting."""
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 import weakref
 
@@ -117,3 +118,23 @@ def test_quantised_tensors(backend: str) -> None:
             assert ours.is_quantized == theirs.is_quantized and ours.dtype == theirs.dtype
             assert not ours.is_quantized or (ours.q_scale(), ours.q_zero_point()) == (0.1, 3)
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("first", [torch.int8, torch.uint8, torch.int32, torch.float32])
+@pytest.mark.parametrize("second", [torch.int8, torch.uint8])
+@pytest.mark.expected_eager("program_raised")
+def test_products_of_integers_take_what_eager_takes(first: torch.dtype, second: torch.dtype) -> None:
+    """Activations of a CPU are uint8 where a zero point was moved, and its weights int8."""
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(a + 1, b).double() * 0.5
+
+    a, b = torch.randint(0, 100, (18, 16)).to(first), torch.randint(-100, 100, (16, 8)).to(second)
+    compiled = torchcompile.compile(program)
+    try:
+        expected = program(a, b)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error).partition("\n")[0])):
+            compiled(a, b)
+    else:
+        torch.testing.assert_close(compiled(a, b), expected)

@@ -134,6 +134,9 @@ _FUNCTIONS, _NAMED, _MODULES, _PACKAGES, _FILES, _METHODS, _TORCH_NAMES = (
     {key: row.reason for row in _TABLE for key in getattr(row, column)} for column in Leaving.__slots__[1:]
 )
 
+# Of the packages whose functions are called outside of graphs: modules that wrap a module of this process alone.
+_NO_COLLECTIVES = "torch.distributed.algorithms._checkpoint."
+
 # Blocks of C++ whose beginning or end changes the ambient state. A device is one too, of which calls know the meaning.
 STATE_BLOCKS: tuple[type, ...] = tuple(
     kind
@@ -144,6 +147,8 @@ STATE_BLOCKS: tuple[type, ...] = tuple(
 
 def reason_to_leave(function: object, module: str) -> str | None:
     """Why a call of a function of this module leaves the graph, whatever its arguments, or None."""
+    if module.startswith(_NO_COLLECTIVES):
+        return None
     reason = _FUNCTIONS.get(function) or _MODULES.get(module)
     reason = reason or _NAMED.get(f"{module}:{getattr(function, '__name__', '')}")
     if reason is None and is_higher_order(function):

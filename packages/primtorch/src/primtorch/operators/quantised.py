@@ -20,7 +20,11 @@ OP = Family("quantised")
 # --- products ------------------------------------------------------------------------------------
 @OP.formula("_int_mm")
 def _int_mm(a: TensorLike, b: TensorLike) -> TensorSpec:
-    return contiguous(matrix_product(a, b), (a.shape[0], b.shape[1]), torch.int32)
+    """int8 by int8; on a CPU uint8 by int8, too. Raises RuntimeError for others, and for what no product takes."""
+    first = (torch.int8, torch.uint8) if a.device.type == "cpu" else (torch.int8,)
+    if a.dtype not in first or b.dtype is not torch.int8:
+        raise RuntimeError(f"_int_mm: expected int8 matrices, but got: {a.dtype} and {b.dtype}")
+    return contiguous(matrix_product(contiguous(a, a.shape, torch.int8), b), (a.shape[0], b.shape[1]), torch.int32)
 
 
 @OP.formula("_scaled_mm")
