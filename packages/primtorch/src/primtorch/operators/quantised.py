@@ -116,6 +116,21 @@ def _int4_packed_product(a: TensorLike, pack: TensorLike, group: int, scales_and
     return contiguous(a, (a.shape[0], pack.shape[0]))
 
 
+@OP.formula("_dyn_quant_pack_4bit_weight")
+def _int4_dynamic_pack(
+    weight: TensorLike,
+    scales: TensorLike,
+    bias: TensorLike | None,
+    group: int,
+    in_features: Size,
+    out_features: Size,
+) -> TensorSpec:
+    if torch.backends.kleidiai.is_available():
+        raise NoFormula("aten::_dyn_quant_pack_4bit_weight", reason="KleidiAI alone knows the size of its packs")
+    parts = [weight, scales] if bias is None else [weight, scales, bias]
+    return contiguous(weight, (sum(part.numel() for part in parts),), torch.float32)
+
+
 @OP.formula("_dyn_quant_matmul_4bit")
 def _int4_dynamic_product(
     x: TensorLike, pack: TensorLike, group: int, in_features: Size, out_features: Size
@@ -237,6 +252,12 @@ OP.samples("_fake_quantize_learnable_per_channel_affine_backward", call(_X, _X, 
 OP.samples(
     "_fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional",
     call(_X, *[integers(1)] * 2, *[_SCALES[1]] * 3, integers(1, dtype=torch.int32), 0.01, 0, 255, 0),
+)
+_PACKED = integers(8, 32, dtype=torch.uint8), reals(8, 2, dtype=torch.float32), reals(8, dtype=torch.float32)
+OP.samples(
+    "_dyn_quant_pack_4bit_weight",
+    call(*_PACKED, 32, 64, 8),
+    call(*_PACKED[:2], None, 32, 64, 8),
 )
 OP.samples(
     "_dyn_quant_matmul_4bit",
