@@ -358,7 +358,7 @@ def test_limits_of_draws() -> None:
 
 
 # --- draws over whatever lies in memory --------------------------------------------------------------
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+WHATEVER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dense": lambda x: x,
     "transposed": lambda x: x.transpose(1, 3),
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
@@ -369,7 +369,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one number": lambda x: x[0, 0, 0, 0],
     "empty": lambda x: x[:, :0],
 }
-DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+WHATEVER_DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: torch.nn.functional.dropout(x, 0.4),
     "alpha dropout": lambda x: torch.nn.functional.alpha_dropout(x, 0.4),
     "channels": lambda x: torch.nn.functional.dropout1d(x.reshape(2, -1, 1), 0.5) if x.numel() > 1 else x * 1,
@@ -388,13 +388,13 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", WHATEVER_DRAWS)
 def test_eagers_numbers_over_whatever_lies_in_memory(draw: str) -> None:
     """With eager's generator no draw is refused for the layout of what it is over, and each gives eager's numbers."""
-    for name, layout in LAYOUTS.items():
+    for name, layout in WHATEVER.items():
 
         def program(x: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tensor] = layout) -> torch.Tensor:
-            return DRAWS[draw](layout(x.sin()))
+            return WHATEVER_DRAWS[draw](layout(x.sin()))
 
         torchcompile.reset()
         compiled = torchcompile.compile(program, options={"strict": True, "eager_random": True})
