@@ -638,6 +638,47 @@ def containers_that_refuse_their_own_protocol(x: torch.Tensor, _: Any) -> Any:
     return total + rows, table, sizes, tuple.__getitem__(nested, 2), set.__contains__(HELD["set"], 3), list.pop(made)
 
 
+MAPPINGS = (dict, OrderedDict, lambda pairs: defaultdict(int, pairs))
+
+
+@case(lambda: [make([("a", 1.0), ("b", 2.0), ("c", 3.0)]) for make in MAPPINGS], breaks=None)
+def loops_over_mappings_go_on_behind_a_break(x: torch.Tensor, tables: list[Any]) -> Any:
+    seen = []
+    for table in tables:
+        for key, value in table.items():
+            x = x * value
+            torchdynamo.graph_break()
+            seen.append(key)
+        for key in table:
+            torchdynamo.graph_break()
+            x = x + table[key]
+        for value in table.values():
+            x = x - value
+            torchdynamo.graph_break()
+    rest = iter(tables[1].items())
+    first = next(rest)
+    torchdynamo.graph_break()
+    return x * first[1], seen, list(rest), sum(tables[2].values())
+
+
+TABLES = [make([("a", 1.0), ("b", 2.0)]) for make in MAPPINGS]
+VIEWS = [(table, table.keys(), table.values(), table.items()) for table in TABLES]
+
+
+@case()
+def views_that_others_hold(x: torch.Tensor, _: Any) -> Any:
+    found: list[Any] = []
+    for table, keys, values, items in VIEWS:
+        for value in values:
+            x = x * value
+        found.append(("a" in keys, len(items), list(keys), dict(items), "b" in table))
+    table, keys, _, items = VIEWS[1]
+    table["c"] = 3.0
+    found.append((len(keys), list(items)))
+    del table["c"]
+    return x, found, len(keys)
+
+
 @pytest.mark.parametrize("found", cases_of(__name__))
 def test_containers(found: Case) -> None:
     check(found)

@@ -5,6 +5,7 @@ Each class has fields that say where it stands, and yields what CPython's iterat
 
 from __future__ import annotations
 
+import collections
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -53,8 +54,8 @@ class MappingIterator(LocalIterator):
 
     def __init__(self, iterable: Any, view: str | None = None, consumed: int = 0) -> None:
         self.container, self.view = iterable, view
-        if type(iterable) in _DICT_VIEWS:
-            self.container, self.view = gc.get_referents(iterable)[0], _DICT_VIEWS[type(iterable)]
+        if type(iterable) in DICT_VIEWS:
+            self.container, self.view = viewed_dict(iterable), DICT_VIEWS[type(iterable)]
         self.consumed = 0
         self.start()
         self.native = type(self.inner)
@@ -63,7 +64,8 @@ class MappingIterator(LocalIterator):
 
     def start(self) -> None:
         """Makes the iterator beneath: anew, as far as `consumed` says."""
-        view = self.container if self.view is None else getattr(dict, self.view)(self.container)
+        base = collections.OrderedDict if isinstance(self.container, collections.OrderedDict) else dict
+        view = self.container if self.view is None else getattr(base, self.view)(self.container)
         self.inner = iter(view)
         for _ in range(self.consumed):
             next(self.inner)
@@ -247,8 +249,16 @@ class Trampoline(InterpreterObject):
 
 
 _SEQUENCES: frozenset[type] = frozenset({list, tuple, range, str, bytes})
-_DICT_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
-_VIEWS: frozenset[type] = frozenset({dict, set, frozenset, *_DICT_VIEWS})
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+DICT_VIEWS: dict[type, str] = {
+    type(getattr(kind(), view)()): view for kind in _MAPPINGS for view in ("keys", "values", "items")
+}
+_VIEWS: frozenset[type] = frozenset({*_MAPPINGS, set, frozenset, *DICT_VIEWS})
+
+
+def viewed_dict(view: object) -> Any:
+    """What `d.keys()`, `d.values()` or `d.items()` is a view of: its `mapping` is a proxy that hides it."""
+    return gc.get_referents(view)[0]
 
 
 def local_iterator(obj: object) -> LocalIterator | None:
