@@ -1,6 +1,11 @@
 #include "call.h"
 
+// Before the header of the older wrappers, whose functions have the same names.
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -38,6 +43,60 @@ bool same_memory_order(c10::IntArrayRef sizes, c10::IntArrayRef found, c10::IntA
     if (sizes[d] != 1 && found[d] != expected[d]) return false;
   }
   return true;
+}
+
+// What `torch.vmap` makes of a tensor: one of its batches' tensors, as the program sees it, wraps them all.
+struct Batch {
+  int64_t level;
+  bool legacy;  // of `is_grads_batched` and `vectorize`, which have a wrapper of their own
+  int64_t size;
+
+  static std::optional<Batch> of(const at::Tensor& tensor) {
+    if (!tensor.defined()) return std::nullopt;
+    if (const auto* wrapper = at::functorch::maybeGetBatchedImpl(tensor)) {
+      return Batch{wrapper->level(), false, wrapper->value().sym_size(wrapper->bdim()).guard_int(__FILE__, __LINE__)};
+    }
+    if (!at::isBatchedTensor(tensor)) return std::nullopt;
+    const auto* wrapper = at::unsafeGetBatchedImpl(tensor);
+    const at::BatchDim& last = wrapper->bdims().back();
+    return Batch{last.level(), true, wrapper->value().size(last.dim())};
+  }
+
+  bool wraps(const at::Tensor& tensor) const {
+    const auto own = of(tensor);
+    return own && own->level == level && own->legacy == legacy;
+  }
+
+  at::Tensor one(const at::Tensor& tensor, int64_t place) const {
+    if (!wraps(tensor)) return tensor;
+    if (!legacy) {
+      const auto* wrapper = at::functorch::maybeGetBatchedImpl(tensor);
+      return wrapper->value().select(wrapper->bdim(), place);
+    }
+    const auto* wrapper = at::unsafeGetBatchedImpl(tensor);
+    const int64_t dim = wrapper->bdims().back().dim();
+    const at::Tensor value = wrapper->value().select(dim, place);
+    at::BatchDims outer;
+    for (const at::BatchDim& other : wrapper->bdims().slice(0, wrapper->bdims().size() - 1)) {
+      outer.emplace_back(other.level(), other.dim() - (other.dim() > dim ? 1 : 0));
+    }
+    return outer.empty() ? value : at::makeBatched(value, outer);
+  }
+
+  at::Tensor all(const std::vector<at::Tensor>& each) const {
+    const at::Tensor stacked = at::stack(each);
+    return legacy ? at::addBatchDim(stacked, level, 0) : at::functorch::makeBatched(stacked, 0, level);
+  }
+};
+
+// The innermost of a call's tensors.
+std::optional<Batch> batch_of(const variable_list& tensors) {
+  std::optional<Batch> found;
+  for (const at::Tensor& tensor : tensors) {
+    const auto own = Batch::of(tensor);
+    if (own && (!found || own->level > found->level)) found = own;
+  }
+  return found;
 }
 
 // Whether a gradient without another owner would be taken for `.grad`.
@@ -392,9 +451,31 @@ variable_list Call::gradients(variable_list tangents, const std::vector<Gradient
   return in_python([&] {
     const std::vector<uint32_t> missing = missing_of(tangents);
     if (missing.size() == tangents.size()) return variable_list(edges.size());
+    if (batch_of(tangents)) return of_each(tangents, edges, consume, reader);
     return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing, edges, reader)
                                        : run_backward(std::move(tangents), missing, edges, consume, reader, later);
   });
+}
+
+// Compiled kernels read memory, which a batch's wrapper has none of: the backward runs for each of the batch.
+variable_list Call::of_each(const variable_list& tangents, const std::vector<GradientEdge>& edges, bool consume,
+                            Node* reader) {
+  const Batch batch = *batch_of(tangents);
+  TORCH_CHECK(batch.size > 0, "the backward of a compiled program was asked for no gradients (a vmap over none)");
+  std::vector<std::vector<at::Tensor>> found(edges.size());
+  for (int64_t place = 0; place < batch.size; place++) {
+    variable_list own(tangents.size());
+    for (size_t i = 0; i < tangents.size(); i++) own[i] = batch.one(tangents[i], place);
+    variable_list gradients = this->gradients(std::move(own), edges, consume && place + 1 == batch.size, reader);
+    for (size_t i = 0; i < gradients.size(); i++) {
+      if (gradients[i].defined()) found[i].push_back(std::move(gradients[i]));
+    }
+  }
+  variable_list gradients(edges.size());
+  for (size_t i = 0; i < found.size(); i++) {
+    if (!found[i].empty()) gradients[i] = batch.all(found[i]);
+  }
+  return gradients;
 }
 
 }  // namespace aotautograd

@@ -49,6 +49,10 @@ class Call {
   torch::autograd::variable_list gradients(torch::autograd::variable_list tangents,
                                            const std::vector<GradientEdge>& edges, bool consume,
                                            torch::autograd::Node* reader, LaterStages* later = nullptr);
+  // Those for tangents that `torch.vmap` has wrapped.
+  torch::autograd::variable_list of_each(const torch::autograd::variable_list& tangents,
+                                         const std::vector<GradientEdge>& edges, bool consume,
+                                         torch::autograd::Node* reader);
   torch::autograd::variable_list next_stage(LaterStages& later, const std::vector<GradientEdge>& edges);
 
   // The same where the results `observed` have hooks that see what comes to them from other results: the tangents of

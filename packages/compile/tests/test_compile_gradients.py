@@ -88,3 +88,60 @@ def test_gradients_of_complex_functions(function: Callable[[torch.Tensor], torch
         return x.grad
 
     torch.testing.assert_close(gradient(torchcompile.compile(function, fullgraph=True)), gradient(function))
+
+
+def two_results_of_one(x, w):
+    return (x @ w).tanh(), (x.sin() @ w).sum(-1)
+
+
+def dropped(x, w):
+    return (nn.functional.dropout(x @ w, 0.5, True),)
+
+
+def convolved(x, w):
+    return (nn.functional.conv2d(x.view(1, 1, 3, 4), w.view(1, 1, 4, 2)[:, :, :2]).flatten().softmax(0),)
+
+
+def views_of_one(x, w):
+    y = x @ w
+    return y, y[1:]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [two_results_of_one, dropped, convolved, views_of_one], ids=lambda f: f.__name__)
+def test_backwards_of_a_whole_batch_of_gradients(program, dynamic):
+    """By `is_grads_batched` and by `torch.vmap`, which wrap tangents in tensors without memory; also one in another,
+    with derivatives of them, and for some of the results."""
+    seed = torch.seed()
+    runs = []
+    for run in (program, torchcompile.compile(program, options={"eager_random": True}, dynamic=dynamic)):
+        torch.manual_seed(seed)
+        x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (4, 2)))
+        results = run(x, w)
+        tangents = [torch.randn(5, *y.shape, dtype=torch.float64) for y in results]
+        batched = {"is_grads_batched": True, "retain_graph": True}
+        found = [*torch.autograd.grad(results, (x, w), tangents, **batched)]
+        found += torch.autograd.grad(results[:1], (x, w), tangents[:1], **batched)
+
+        def by(tangent, y=results[0], x=x, w=w):
+            return torch.autograd.grad(y, (x, w), tangent, retain_graph=True)
+
+        found += torch.vmap(by)(tangents[0])
+        found += torch.vmap(torch.vmap(by), in_dims=-1)(torch.stack([tangents[0], tangents[0] * 2], -1))
+        firsts = torch.autograd.grad(results, (x, w), tangents, create_graph=True, **batched)
+        found += [*firsts, *torch.autograd.grad(sum(g.pow(2).sum() for g in firsts), (x, w), retain_graph=True)]
+        found += torch.autograd.grad(results, (x, w), [t[0] for t in tangents])
+        runs.append(found)
+    for expected, got in zip(*runs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"seed {seed}: {m}")
+
+
+def test_the_jacobian_of_a_compiled_function_by_one_backward():
+    def program(x):
+        return (x**2).tanh()
+
+    x = torch.randn(3, dtype=torch.float64)
+    jacobians = [
+        torch.autograd.functional.jacobian(f, x, vectorize=True) for f in (program, torchcompile.compile(program))
+    ]
+    torch.testing.assert_close(*jacobians)

@@ -16,6 +16,8 @@ import pytest
 import torch
 from world_cases import Case, case, cases_of, check
 
+import torchdynamo
+
 # -- lists and tuples --------------------------------------------------------------------------
 
 
