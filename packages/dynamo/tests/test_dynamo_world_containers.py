@@ -643,24 +643,25 @@ def containers_that_refuse_their_own_protocol(x: torch.Tensor, _: Any) -> Any:
 MAPPINGS = (dict, OrderedDict, lambda pairs: defaultdict(int, pairs))
 
 
-@case(lambda: [make([("a", 1.0), ("b", 2.0), ("c", 3.0)]) for make in MAPPINGS], breaks=None)
-def loops_over_mappings_go_on_behind_a_break(x: torch.Tensor, tables: list[Any]) -> Any:
+def loops_over_a_mapping_go_on_behind_a_break(x: torch.Tensor, table: Any) -> Any:
     seen = []
-    for table in tables:
-        for key, value in table.items():
-            x = x * value
-            torchdynamo.graph_break()
-            seen.append(key)
-        for key in table:
-            torchdynamo.graph_break()
-            x = x + table[key]
-        for value in table.values():
-            x = x - value
-            torchdynamo.graph_break()
-    rest = iter(tables[1].items())
+    for key, value in table.items():
+        x = x * value
+        torchdynamo.graph_break()
+        seen.append(key)
+    for key in table:
+        torchdynamo.graph_break()
+        x = x + table[key]
+    rest = iter(table.values())
     first = next(rest)
     torchdynamo.graph_break()
-    return x * first[1], seen, list(rest), sum(tables[2].values())
+    return x * first, seen, list(rest)
+
+
+for _make in MAPPINGS:
+    case(lambda make=_make: make([("a", 1.0), ("b", 2.0), ("c", 3.0)]), breaks=None)(  # type: ignore[misc]
+        loops_over_a_mapping_go_on_behind_a_break
+    )
 
 
 TABLES = [make([("a", 1.0), ("b", 2.0)]) for make in MAPPINGS]

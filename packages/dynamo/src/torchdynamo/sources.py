@@ -141,12 +141,14 @@ class Item(_Step):
     """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup.
 
     Keys are compared by value where that runs none of the program's code, else by identity. `pin` is the place among
-    the pinned objects of a key that cannot be written as a literal.
+    the pinned objects of a key that cannot be written as a literal. `own` names the built-in class where the class of
+    the container has a lookup of its own.
     """
 
     base: Source
     key: object
     pin: int | None = None
+    own: str = ""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Item or self.base != other.base:
@@ -159,7 +161,8 @@ class Item(_Step):
         return hash((self.base, self.key if type(self.key) in _PLAIN_KEYS else id(self.key)))
 
     def expression(self) -> str:
-        return f"{self.base.expression()}[{repr(self.key) if self.pin is None else f'P[{self.pin}]'}]"
+        base, key = self.base.expression(), repr(self.key) if self.pin is None else f"P[{self.pin}]"
+        return f"{self.own}.__getitem__({base}, {key})" if self.own else f"{base}[{key}]"
 
 
 _PLAIN_KEYS = frozenset({int, str, bool, float, bytes})

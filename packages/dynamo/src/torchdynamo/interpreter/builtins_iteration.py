@@ -73,6 +73,19 @@ def call_reversed(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.call_leaf(reversed, args, kwargs)
 
 
+_PARTIAL_PARTS = {name: vars(functools.partial)[name] for name in ("func", "args", "keywords")}
+
+
+@RULES.interprets(functools.partial.__call__)
+def call_partial(world: World, args: Args, kwargs: Kwargs) -> object:
+    """An object of a class made from `partial`, which keeps what it is called with itself."""
+    partial, kind = args[0], type(args[0])
+    if not all(getattr(kind, name, None) is part for name, part in _PARTIAL_PARTS.items()):
+        return world.call_leaf(functools.partial.__call__, args, kwargs)
+    function, first, keywords = (world.descriptor_get(part, partial, kind) for part in _PARTIAL_PARTS.values())
+    return world.call(function, (*first, *args[1:]), {**keywords, **kwargs})  # type: ignore[misc,dict-item]
+
+
 @RULES.interprets(iter)
 def call_iter(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1 and not kwargs:

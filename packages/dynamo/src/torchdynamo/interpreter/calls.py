@@ -154,14 +154,9 @@ class Interpreter:
         if found is not None and is_python(found[0]):
             self.tail_call = tail
             return self.world.call(found[0], (fn, *args), kwargs)
-        if (
-            found is not None
-            and found[0] is _PARTIAL_CALL
-            and all(getattr(kind, name) is part for name, part in _PARTIAL_PARTS.items())
-        ):  # of a class made from partial
-            func, first, keywords = (self.world.descriptor_get(part, fn, kind) for part in _PARTIAL_PARTS.values())
+        if found is not None and found[0] is vars(functools.partial)["__call__"]:
             self.tail_call = tail
-            return self.world.call(func, (*first, *args), {**keywords, **kwargs})  # type: ignore[misc,dict-item]
+            return self.world.call(found[0], (fn, *args), kwargs)
         unbound = (staticmethod, types.MethodType, types.BuiltinFunctionType, functools.partial)
         if found is not None and isinstance(found[0], unbound):
             return self.world.call(bind(self.world, found[0], fn, kind), args, kwargs)
@@ -309,8 +304,6 @@ def _call_methodcaller(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kw
     return interpreter.world.call(interpreter.world.getattr(args[0], names[0]), tuple(names[1:]), dict(keywords))
 
 
-_PARTIAL_CALL = vars(functools.partial)["__call__"]
-_PARTIAL_PARTS = {name: vars(functools.partial)[name] for name in ("func", "args", "keywords")}
 _BY_KIND: dict[type, Rule] = {
     types.BuiltinFunctionType: _call_builtin,
     types.WrapperDescriptorType: _call_builtin,

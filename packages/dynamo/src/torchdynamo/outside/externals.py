@@ -424,14 +424,19 @@ class Externals:
             )
         self.guard(source, GuardKind.LENGTH, own_length(value))
         if isinstance(value, tuple):
-            parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
+            own = _own_lookup(kind, tuple)
+            parts = tuple(
+                self.wrap(item, Item(source, index, own=own)) for index, item in enumerate(tuple.__iter__(value))
+            )
             sequence = hasattr(kind, "n_sequence_fields")  # torch.return_types, which `tuple` cannot make
             made = kind(parts) if sequence else tuple.__new__(kind, parts)
             return self._register(value, source, made).value
         if isinstance(value, list):
             shadow = list.__new__(kind)
             known = self._shadow_record(value, source, shadow)
-            list.extend(shadow, (self.wrap(item, Item(source, i)) for i, item in enumerate(list.__iter__(value))))
+            own = _own_lookup(kind, list)
+            items = enumerate(list.__iter__(value))
+            list.extend(shadow, (self.wrap(item, Item(source, i, own=own)) for i, item in items))
             known.snapshot = list(list.__iter__(shadow))
             return shadow
         if kind is not collections.deque:
@@ -451,7 +456,7 @@ class Externals:
         setter = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
         for index, key in enumerate(keys):
             pin = None if _is_literal(key) else self.pins.source(key, "key").key
-            item = self.wrap(dict.__getitem__(value, key), Item(source, key, pin))
+            item = self.wrap(dict.__getitem__(value, key), Item(source, key, pin, _own_lookup(kind, dict)))
             if isinstance(key, torch.Tensor):
                 key = self.wrap(key, DictKeyAt(source, index))
             setter(shadow, key, item)
@@ -645,6 +650,12 @@ def _view(externals: Externals, value: object, source: Source) -> object:
     """`d.keys()`, `d.values()` or `d.items()` of what stands for the dict."""
     table = externals.wrap(table_shown(value), Reading(source, table_shown))
     return VIEWS[type(value)](table)
+
+
+def _own_lookup(kind: Any, base: Any) -> str:
+    """The built-in class whose lookup is to be named, as that of `kind` is another one."""
+    name: str = base.__name__
+    return "" if kind.__getitem__ is base.__getitem__ else name
 
 
 # Immutable records that are taken apart at the read and made anew around their wrapped parts.
