@@ -435,8 +435,8 @@ class Externals:
             shadow = list.__new__(kind)
             known = self._shadow_record(value, source, shadow)
             own = _own_lookup(kind, list)
-            items = enumerate(list.__iter__(value))
-            list.extend(shadow, (self.wrap(item, Item(source, i, own=own)) for i, item in items))
+            placed = enumerate(list.__iter__(value))
+            list.extend(shadow, (self.wrap(item, Item(source, i, own=own)) for i, item in placed))
             known.snapshot = list(list.__iter__(shadow))
             return shadow
         if kind is not collections.deque:
