@@ -54,8 +54,8 @@ class MappingIterator(LocalIterator):
 
     def __init__(self, iterable: Any, view: str | None = None, consumed: int = 0) -> None:
         self.container, self.view = iterable, view
-        if type(iterable) in DICT_VIEWS:
-            self.container, self.view = viewed_dict(iterable), DICT_VIEWS[type(iterable)]
+        if type(iterable) in _DICT_VIEWS:
+            self.container, self.view = gc.get_referents(iterable)[0], _DICT_VIEWS[type(iterable)]
         self.consumed = 0
         self.start()
         self.native = type(self.inner)
@@ -250,15 +250,10 @@ class Trampoline(InterpreterObject):
 
 _SEQUENCES: frozenset[type] = frozenset({list, tuple, range, str, bytes})
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
-DICT_VIEWS: dict[type, str] = {
+_DICT_VIEWS: dict[type, str] = {
     type(getattr(kind(), view)()): view for kind in _MAPPINGS for view in ("keys", "values", "items")
 }
-_VIEWS: frozenset[type] = frozenset({*_MAPPINGS, set, frozenset, *DICT_VIEWS})
-
-
-def viewed_dict(view: object) -> Any:
-    """What `d.keys()`, `d.values()` or `d.items()` is a view of: its `mapping` is a proxy that hides it."""
-    return gc.get_referents(view)[0]
+_VIEWS: frozenset[type] = frozenset({*_MAPPINGS, set, frozenset, *_DICT_VIEWS})
 
 
 def local_iterator(obj: object) -> LocalIterator | None:
