@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "compile_opdb.py"
 FEW = ("addcmul", "amax", "logcumsumexp", "slice_scatter", "floor_divide")
@@ -64,6 +69,24 @@ def test_writes_and_the_layout_of_library_results(tmp_path: Path) -> None:
 
 def test_empty_indices_and_symbols_that_guards_fix(tmp_path: Path) -> None:
     run(tmp_path, 3, OF_EMPTY_INDICES_AND_FIXED_SYMBOLS, ("float32",), "wrong", "refused", "listed", "right across")
+
+
+def test_kernels_for_a_gpu_in_the_interpreter() -> None:
+    """Sizes that are symbols stand in other texts of indices there than in C++."""
+    pytest.importorskip("triton")
+    seed = random.randrange(1 << 30)
+    names = {opdb_name(op) for op in op_db if torch.float32 in op.supported_dtypes("cpu")}
+    drawn = ["fft.fftshift", "roll", *random.Random(seed).sample(sorted(names), 12)]
+    worker = [sys.executable, str(Path(__file__).with_name("interpreted_opdb.py")), *drawn]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(worker, check=True, capture_output=True, text=True, env=environment)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {r["name"] for r in results} >= {"fft.fftshift", "roll"}
+    assert not [(r["name"], *f) for r in results for f in r["failures"] if f[0].startswith("wrong")], f"seed {seed}"
+
+
+def opdb_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 @pytest.mark.slow

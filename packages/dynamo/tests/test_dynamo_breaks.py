@@ -325,3 +325,21 @@ def test_functions_with_long_jumps_go_on() -> None:
     exec(text, namespace)
     expected, found, _ = run_both(namespace["program"], torch.ones(2))
     assert torch.equal(found, expected)
+
+
+def test_what_launches_kernels_over_memory_leaves_the_graph() -> None:
+    """Functions of the jiterator ask no mode: they would be given the fakes of capture for tensors."""
+    jitted = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x + x; }")
+
+    def program(x: torch.Tensor) -> object:
+        y = x + 1
+        try:
+            return jitted(y)
+        except AssertionError as error:  # eager's, where there is no GPU
+            return str(error)
+
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    torchdynamo.reset()
+    expected, found, _ = run_both(program, torch.ones(3, device=place))
+    assert torch.equal(expected, found) if isinstance(expected, torch.Tensor) else expected == found
+    assert {event.kind.id for event in torchdynamo.stats().breaks} == {"c_function"}

@@ -3,8 +3,8 @@
 // cuBLAS has slow kernels alone for a result of odd rows: 16384 x 768 x 50257 takes an H200 13.3 ms, and 1.8 ms where
 // rows have 50264 elements; but these would have to be copied into the result that eager gives. Here it is written in
 // place. Every g-th row begins where the first of them does, by a multiple of the unit: so the rows fall into g
-// products whose leading dimension is that of g rows, and each begins at the first column that is aligned in its rows.
-// The few columns before come from a narrow product of their own.
+// products whose leading dimension is that of g rows, each of whole units of columns from the first that is aligned in
+// its rows. The few columns before and behind come from two narrow products.
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
@@ -20,20 +20,20 @@ at::Tensor odd_product(const at::Tensor& a, const at::Tensor& b, const std::opti
   at::Tensor out = at::empty({rows, columns}, a.options());
   if (bias) out.copy_(bias->expand_as(out));
   for (int64_t group = 0; group < std::min(groups, rows); ++group) {
-    const int64_t begin = (unit - group * columns % unit) % unit;
-    if (begin >= columns) continue;
-    const at::Tensor left = a.slice(0, group, rows, groups), right = b.narrow(1, begin, columns - begin);
-    at::Tensor target = out.as_strided({left.size(0), columns - begin}, {groups * columns, 1}, group * columns + begin);
+    const int64_t begin = (unit - group * columns % unit) % unit, width = (columns - begin) / unit * unit;
+    if (width <= 0) continue;
+    const at::Tensor left = a.slice(0, group, rows, groups), right = b.narrow(1, begin, width);
+    at::Tensor target = out.as_strided({left.size(0), width}, {groups * columns, 1}, group * columns + begin);
     if (bias) {
       at::addmm_out(target, target, left, right);
     } else {
       at::mm_out(target, left, right);
     }
   }
-  if (groups > 1) {
-    const int64_t width = std::min(unit, columns);
-    const at::Tensor right = b.narrow(1, 0, width);
-    out.narrow(1, 0, width).copy_(bias ? at::addmm(bias->narrow(0, 0, width), a, right) : at::mm(a, right));
+  const int64_t edge = std::min(unit, columns);
+  for (const int64_t begin : {int64_t{0}, columns - edge}) {
+    const at::Tensor right = b.narrow(1, begin, edge);
+    out.narrow(1, begin, edge).copy_(bias ? at::addmm(bias->narrow(0, begin, edge), a, right) : at::mm(a, right));
   }
   return out;
 }

@@ -128,3 +128,31 @@ def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.Monkey
     assert resolved_device("cpu") == resolved_device(None) == torch.device("cpu")
     with torch.device("meta"):
         assert resolved_device(None) == torch.device("meta")
+
+
+FACTORIES: dict[str, tuple[Any, ...]] = {
+    "arange": (5,), "eye": (3,), "full": ((2, 3), 1.5), "linspace": (0.0, 1.0, 5), "logspace": (0.0, 1.0, 5, 10.0),
+    "ones": ((2, 3),), "zeros": ((2, 3),), "rand": ((2, 3),), "randn": ((2, 3),), "randperm": (5,),
+    "randint": (5, (2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_factory_makes_its_result_where_out_is(name: str) -> None:
+    args = FACTORIES[name]
+    made = getattr(torch, name)(*args)
+    target = TensorSpec(tuple(made.shape), made.stride(), made.dtype, THERE)
+    overload = next(o for o in _out_overloads(name) if _takes(o, args))
+    assert formula_of(overload)(*args, out=target) == target
+
+
+def _out_overloads(name: str) -> list[Any]:
+    packet = getattr(aten, name)
+    return [getattr(packet, o) for o in packet.overloads() if o == "out" or o.endswith("_out")]
+
+
+def _takes(overload: Any, args: tuple[Any, ...]) -> bool:
+    placed = [a for a in overload._schema.arguments if not a.kwarg_only]
+    kinds = [str(a.type) for a in placed]
+    return len(placed) == len(args) and all((kind in ("List[int]", "int[]")) == isinstance(arg, tuple)
+                                             for kind, arg in zip(kinds, args, strict=True))  # fmt: skip

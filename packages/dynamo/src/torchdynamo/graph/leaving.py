@@ -57,7 +57,7 @@ _TABLE = (
             sys.getrecursionlimit, sys.setrecursionlimit,  # another one while a program is captured
             datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today,
         ),
-        modules=("time",),
+        modules=("time", "torch.cuda.jiterator"),  # it launches kernels over memory, and no mode is asked
     ),
     Leaving(
         "tensor_to_number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,6 +133,11 @@ def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
     return in_place
 
 
+def _moved(made: object, target: object) -> object:
+    """What a factory makes, on the device of its out=."""
+    return replace(made, device=target.device) if isinstance(made, TensorSpec) and isinstance(target, TENSORS) else made
+
+
 def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formula:
     """The out= tensors; where one has another shape than the result, a description of what it becomes."""
     name = op._schema.name.removeprefix("aten::")
@@ -144,6 +150,8 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
     def out_variant(*args: object, **kwargs: object) -> object:
         targets = [kwargs.pop(out) for out in outs]
         results = formula(*args, **kwargs)
+        if has_trait(Trait.DTYPE_OF_OUT, name) or not any(isinstance(arg, TENSORS) for arg in args):
+            results = _moved(results, targets[0])
         if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces
             for result, target in zip(results, targets[0], strict=True):
                 _written(result, target)

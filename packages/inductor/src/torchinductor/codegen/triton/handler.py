@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
-from torchinductor.indexing import contiguous_strides, dot, number, product, variable
+from torchinductor.indexing import contiguous_strides, dot, nonnegative, number, product, variable
 from torchinductor.ir import REDUCED_PRECISION, Axis, Kernel, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
@@ -52,11 +52,12 @@ def row_major(axes: Sequence[Axis]) -> IntExpr:
     return dot([a.var for a in axes], contiguous_strides([a.size for a in axes]))
 
 
-def index_text(expr: IntExpr) -> str:
-    """An index as Triton text. Indices are never negative, so the language's truncating division is the right one."""
+def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset()) -> str:
+    """An index as Triton text. `numbers`: the symbols that may be negative. Where a dividend may be (a roll by a number
+    that is not known), the language's truncating division is not the right one."""
     parts: list[str] = []
     for monomial, coefficient in expr.ordered_terms():
-        factors = [a.name if isinstance(a, Symbol) else _call_text(a) for a in monomial]
+        factors = [a.name if isinstance(a, Symbol) else _call_text(a, numbers) for a in monomial]
         if abs(coefficient) != 1 or not factors:
             factors.append(str(abs(coefficient)))
         sign = " - " if coefficient < 0 else " + "
@@ -64,14 +65,19 @@ def index_text(expr: IntExpr) -> str:
     return "".join(parts) or "0"
 
 
-def _call_text(call: Call) -> str:
-    left, right = index_text(call.left), index_text(call.right)
-    match call.op:
-        case "floordiv":
-            return f"(({left}) // ({right}))"
-        case "mod":
-            return f"(({left}) % ({right}))"
-    return f"tl.{'minimum' if call.op == 'min' else 'maximum'}({left}, {right})"
+def _call_text(call: Call, numbers: frozenset[str]) -> str:
+    left, right = index_text(call.left, numbers), index_text(call.right, numbers)
+    if call.op in ("min", "max"):
+        return f"tl.{call.op}imum({left}, {right})"
+    if all(nonnegative(side) and not side.symbols() & numbers for side in (call.left, call.right)):
+        return f"(({left}) {'//' if call.op == 'floordiv' else '%'} ({right}))"
+    return f"{'_floor_div' if call.op == 'floordiv' else '_remainder'}({left}, {right})"
+
+
+def _numbers(kernel: Kernel) -> frozenset[str]:
+    """The symbols of a kernel that are no size of anything in it: they may be negative."""
+    shapes = (size for name in kernel.arguments for size in kernel.buffers[name].shape)
+    return frozenset(kernel.symbols) - {str(size) for size in (*shapes, *(axis.size for axis in kernel.axes))}
 
 
 class TritonHandler(OpsHandler[Value]):
@@ -79,6 +85,7 @@ class TritonHandler(OpsHandler[Value]):
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.layout = kernel, kernel.laid_out(Layout)
+        self.numbers = _numbers(kernel)
         self.lines: list[str] = []  # of the kernel's own level
         self.loop: list[str] | None = None  # of the inner loop being written
         self.after: list[str] = []  # what follows that loop
@@ -211,7 +218,7 @@ class TritonHandler(OpsHandler[Value]):
         """`block`: a tile of addresses is needed even where the index is one number."""
         # The constant goes last and by itself: neighbours share the rest, and it becomes the instruction's own offset.
         constant = sum(c for monomial, c in index.ordered_terms() if not monomial)
-        text = index_text(index - number(constant))
+        text = index_text(index - number(constant), self.numbers)
         if block and not self.dims_of(index):
             text += " + zero"
         pointer = self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
@@ -224,7 +231,7 @@ class TritonHandler(OpsHandler[Value]):
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
         kind = compute_dtype(dtype)
-        text = index_text(expr)
+        text = index_text(expr, self.numbers)
         known = expr.as_int()
         if known is not None:
             value = self.constant(known, kind)
@@ -296,9 +303,8 @@ class TritonHandler(OpsHandler[Value]):
             crosses = dim in self.dims_of(rest) or not tile.along_rows or tile.block % 4
             if crosses or any(coefficient % 4 for _, coefficient in rest.ordered_terms()):
                 continue
-            first = (
-                f"({index_text(rest)} + {tile.start} + tl.arange(0, {tile.block // 4}) * 4{tile.suffix}).to(tl.int64)"
-            )
+            line = f"{tile.start} + tl.arange(0, {tile.block // 4}) * 4{tile.suffix}"
+            first = f"({index_text(rest, self.numbers)} + {line}).to(tl.int64)"
             across = self.dims_of(rest)
             length = [tile.block] if not tile.suffix else [self.layout.across(dim) if across else 1, tile.block]
             text = f"_philox_line({seed.name}, {first}, {stream}, {length})"
