@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import product as cartesian
 
 import torch
+import torch.nn.functional as F
 
 from primtorch import prims
 from primtorch.arguments import PerDim, Sizes, TensorLike
@@ -710,15 +711,18 @@ OP.samples("fractional_max_pool3d", call(_VOLUME, [2, 2, 2], [2, 3, 3], reals(1,
 OP.samples(
     "fractional_max_pool3d_backward", call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 3, 3], integers(1, 2, 2, 3, 3))
 )
+# The places of maxima: each lies in its window, wherever that is.
+_places_2d = lambda t: F.max_pool2d(t, 3, 2, 1, return_indices=True)[1]
+_places_3d = lambda t: F.max_pool3d(t, 2, return_indices=True)[1]
 OP.samples("max_pool2d_with_indices", call(_AREA, [3, 3], [2, 2], [1, 1]), call(_AREA, [3, 2], ceil_mode=True))
 OP.samples(
     "max_pool2d_with_indices_backward",
-    call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], [1, 1], False, integers(2, 3, 4, 4)),
+    call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], [1, 1], False, after(_places_2d, _AREA)),
 )
 OP.samples("max_pool3d_with_indices", call(_VOLUME, [2, 2, 2]))
 OP.samples(
     "max_pool3d_with_indices_backward",
-    call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, integers(1, 2, 2, 3, 3)),
+    call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, after(_places_3d, _VOLUME)),
 )
 OP.samples("max_unpool2d", call(reals(3, 3, 4), after(lambda t: t.reshape(3, 3, 4), listed(*range(0, 72, 2))), [8, 9]))
 OP.samples("max_unpool3d", call(reals(2, 2, 2, 2), integers(2, 2, 2, 2, below=1), [4, 4, 4], [2, 2, 2], [0, 0, 0]))
