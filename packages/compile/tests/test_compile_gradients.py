@@ -145,3 +145,49 @@ def test_the_jacobian_of_a_compiled_function_by_one_backward():
         torch.autograd.functional.jacobian(f, x, vectorize=True) for f in (program, torchcompile.compile(program))
     ]
     torch.testing.assert_close(*jacobians)
+
+
+def filled_by_item(buffer, w):
+    buffer[0] = w * 2
+    return buffer * w
+
+
+def filled_through_a_view(buffer, w):
+    rows = buffer[1:]
+    rows.mul_(w)
+    return buffer.sin()
+
+
+def filled_by_a_mask(buffer, w):
+    buffer[buffer > 0] = w.sum()
+    return buffer * w
+
+
+def filled_whole(buffer, w):
+    buffer.copy_(w)
+    return buffer.exp(), buffer
+
+
+@pytest.mark.expected_eager("data_dependent_shape")
+@pytest.mark.parametrize("order", ["plain first", "with a gradient first"])
+@pytest.mark.parametrize(
+    "program", [filled_by_item, filled_through_a_view, filled_by_a_mask, filled_whole], ids=lambda f: f.__name__
+)
+def test_a_buffer_that_comes_without_a_gradient_and_with_one(program, order, tmp_path):
+    """It needs one behind the first write either way; what is compiled and kept for one is not for the other."""
+    seed = torch.seed()
+    comes_plain = [True, False, True] if order == "plain first" else [False, True, False]
+    for _ in range(2):  # compiled, and from the cache
+        compiled = torchcompile.compile(program, options={"cache": str(tmp_path)})
+        for plain in comes_plain:
+            runs = []
+            for run in (program, compiled):
+                torch.manual_seed(seed)
+                w, start = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3,), (2, 3)))
+                buffer = start.detach().clone() if plain else start * w
+                found = run(buffer, w)
+                results = found if isinstance(found, tuple) else (found,)
+                sum(y.pow(2).sum() for y in results).backward()
+                runs.append([*results, buffer, w.grad, start.grad])
+            torch.testing.assert_close(runs[1], runs[0], rtol=1e-12, atol=1e-12, msg=lambda m: f"seed {seed}: {m}")
+        torchcompile.reset()

@@ -132,6 +132,7 @@ class Recorder:
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._placeholders: dict[int, fx.Node] = {}  # of inputs that other nodes stand for by now
+        self._without_gradient: dict[fx.Node, FakeTensor] = {}  # inputs that came so
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
@@ -199,6 +200,8 @@ class Recorder:
         node.meta.update(val=fake, source=source.expression(), stack=self.user_frames())
         if isinstance(fake, torch.Tensor):
             self.remember(fake, node)
+            if isinstance(fake, FakeTensor) and not fake.requires_grad:
+                self._without_gradient[node] = fake
         return node
 
     @contextmanager
@@ -403,6 +406,8 @@ class Recorder:
                 node.meta["effect"] = True
                 if name not in RESTRIDES:
                     self._wrote(written.values())
+        if written:
+            self._keep_without_gradient()
         return result
 
     def _record_of_wrappers(
@@ -470,6 +475,17 @@ class Recorder:
         if self.on_write is not None:
             self.on_write(tensors)
         self.written += tensors
+
+    def _keep_without_gradient(self) -> None:
+        """Inputs that came without a gradient say so, also where they need one from here on: what is compiled for them
+        is not for inputs that came with one."""
+        for node, fake in [*self._without_gradient.items()]:
+            if fake.requires_grad:
+                del self._without_gradient[node]
+                with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    before = FakeTensor(fake.spec, self.mode, fake.memory)
+                if node.meta["val"] is fake:
+                    node.meta["val"] = before
 
     def _keep_metadata(self, tensor: torch.Tensor) -> None:
         """The node that made a tensor says what it was, before the tensor gets another shape in place."""
