@@ -392,7 +392,7 @@ def call_on(function: Callable[..., object], args: tuple[object, ...], kwargs: d
     return function(*args, **kwargs)
 
 
-_LINES_TO_CALL = 1  # from the `def` of `call_on`
+_LINES_TO_CALL = max(line for *_, line in call_on.__code__.co_lines() if line) - call_on.__code__.co_firstlineno
 
 
 def call_from(lines: Sequence[types.FunctionType], function: object, *args: object, **kwargs: object) -> object:
