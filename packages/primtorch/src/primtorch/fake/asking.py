@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,8 +83,10 @@ class AskedRules:
     """Rules whose formulas refuse what eager refuses, for a mode that propagates a program that eager has not run.
 
     Args:
-        mixed: only calls of several dtypes are asked, and of those that are neither float32 nor float64. A derivative
-            of what was taken is refused for nothing else, and to ask a convolution's takes as long as to run it.
+        mixed: of a derivative, only calls of several dtypes are asked, and of those that are neither float32 nor
+            float64: what was taken is refused for nothing else, and to ask a convolution's takes as long as to run it.
+            None with integers in several tensors, or in a tensor and a list: these are places and lengths that the
+            forward has checked, and the kernel of the derivative reads and writes where they say.
     """
 
     def __init__(self, rules: RuleTable, mixed: bool = False) -> None:
@@ -140,7 +142,7 @@ def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     taken: set[tuple[object, ...]] = set()  # what was asked, as `_note` tells calls apart
 
     def asked(*args: Any, **kwargs: Any) -> Any:
-        if mixed and _is_common(args):
+        if mixed and not _is_doubtful(args):
             return formula(*args, **kwargs)
         doubted: list[Exception] = []
         try:
@@ -165,9 +167,13 @@ def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     return replace(rule, formula=asked)
 
 
-def _is_common(args: Iterable[Any]) -> bool:
-    dtypes = {leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)}
-    return len(dtypes) == 1 and dtypes < _COMMON
+def _is_doubtful(args: Sequence[Any]) -> bool:
+    """Whether a derivative of these operands may be refused for their dtypes, and can be asked."""
+    dtypes = [leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)]
+    integers = sum(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in dtypes)
+    if integers > 1 or (integers and any(isinstance(arg, list | tuple) for arg in args)):
+        return False
+    return len(set(dtypes)) != 1 or dtypes[0] not in _COMMON
 
 
 def _note(values: Iterable[Any], noted: list[object]) -> None:
