@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 # What layers of the nets leave a graph for, and what two of the protocols do to it.
-@pytest.mark.expected_eager("print", "loop", "tensor_to_number", "module_hook", "program_raised")
+@pytest.mark.expected_eager("print", "loop", "tensor_to_number", "module_hook", "program_raised", "list_of_each_length")
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @pytest.mark.parametrize("program", ["net/drawn", "tv/resnet18"])
 def test_protocols(program: str, backend: str) -> None:

@@ -18,7 +18,7 @@ from primtorch.fake import FakeMode
 RESTRIDED = frozenset(
     f"aten.{name}.default"
     for name in "ones_like zeros_like slice_backward select_backward unfold_backward kthvalue clone repeat _conj "
-    "_upsample_bilinear2d_aa".split()
+    "_upsample_bilinear2d_aa max_pool2d_with_indices_backward max_pool3d_with_indices_backward".split()
 )
 
 
