@@ -139,10 +139,11 @@ def _asks(op: OpOverload, rule: Rule) -> bool:
 
 def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     formula = rule.formula
+    derives = "backward" in op._schema.name  # which the program may call itself
     taken: set[tuple[object, ...]] = set()  # what was asked, as `_note` tells calls apart
 
     def asked(*args: Any, **kwargs: Any) -> Any:
-        if mixed and not _is_doubtful(args):
+        if (mixed and not _is_doubtful(args)) or (derives and _holds_places(args)):
             return formula(*args, **kwargs)
         doubted: list[Exception] = []
         try:
@@ -168,12 +169,16 @@ def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
 
 
 def _is_doubtful(args: Sequence[Any]) -> bool:
-    """Whether a derivative of these operands may be refused for their dtypes, and can be asked."""
+    """Whether a derivative of these operands may be refused for their dtypes."""
+    dtypes = {leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)}
+    return len(dtypes) != 1 or not dtypes < _COMMON
+
+
+def _holds_places(args: Sequence[Any]) -> bool:
+    """Whether there are places and lengths beside numbers, in several tensors or in a tensor and a list."""
     dtypes = [leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)]
     integers = sum(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in dtypes)
-    if integers > 1 or (integers and any(isinstance(arg, list | tuple) for arg in args)):
-        return False
-    return len(set(dtypes)) != 1 or dtypes[0] not in _COMMON
+    return 0 < integers < len(dtypes) and (integers > 1 or any(isinstance(arg, list | tuple) for arg in args))
 
 
 def _note(values: Iterable[Any], noted: list[object]) -> None:
