@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
@@ -56,6 +57,7 @@ from primtorch.builder import nowhere
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.schemas import UPDATES
+from primtorch.withheld import COLLECTOR
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
@@ -235,7 +237,7 @@ def _compile_trace(
     """The pipeline: trace, clean, lower, cut, compile, wrap."""
     source, joint, parts = _traced(program, example_inputs, compilers)
     if parts is None:
-        module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
+        module = _LazyGraphModule(joint.module, joint.module.graph, "Inference")
         module.meta[UPDATES] = updates_of(joint.metadata)
         run = compilers.inference(module, example_values(module))
         _keep(compilers.shelf, joint, None, frozenset(), run)
@@ -381,6 +383,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
     turns = turns_of(joint.metadata.gradients, compilers.stages)
     variants = BackwardVariants(parts, joint.metadata, tangents_behind(source))
 
+    @COLLECTOR.off()
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
         variant = variants(missing)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from aotautograd import differentiable
@@ -201,7 +202,7 @@ def gradient_program(
     if cut.inner is not None:
         found = [*[None] * len(found), made.get(cut.inner)]
     graph.output(tuple(found))
-    module = fx.GraphModule(joint.module, graph, "Gradients")
+    module = _LazyGraphModule(joint.module, graph, "Gradients")
     made_by(module, "double_backward", joint.module)
     names = [*(n.name for n in tangents), *outside]
     missing = (*missing, *range(len(tangents), len(names)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
@@ -154,6 +155,6 @@ class KeptValues:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in wanted))
-        module = fx.GraphModule(self._module, graph, "KeptValues")
+        module = _LazyGraphModule(self._module, graph, "KeptValues")
         run = self._compile(module, [n.meta["val"] for n in (*symbols, *given)])
         return _Program(tuple(symbols.values()), tuple(self._place[node.name] for node in given), run)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
@@ -143,7 +144,7 @@ def without_tangents(
         if node.op == "placeholder" and node.name in unread and not node.users:
             graph.erase_node(node)
     left = {node.name for node in graph.nodes if node.op == "placeholder"}
-    variant = fx.GraphModule(module, graph, module.__class__.__name__)
+    variant = _LazyGraphModule(module, graph, module.__class__.__name__)
     made_by(variant, "without_tangents", module)
     return BackwardVariant(
         variant,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
@@ -38,7 +39,7 @@ def returning(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModul
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(module.graph, copies)
     graph.output(tuple(copies[node] for node in nodes))
-    return fx.GraphModule(module, graph, module.__class__.__name__)
+    return _LazyGraphModule(module, graph, module.__class__.__name__)
 
 
 def is_random(node: fx.Node) -> bool:

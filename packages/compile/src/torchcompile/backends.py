@@ -282,6 +282,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     return compiled_once(toolchain, gm, example_inputs, _Kernels.of)
 
 
+@COLLECTOR.off()
 def compiled_once(
     toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs, compile_graph: Compile
 ) -> Runner:

@@ -62,8 +62,13 @@ def compiler_version(command: tuple[str, ...]) -> str:
     return _run([*command, "--version"]).stdout.split("\n")[0]
 
 
-def _identity(command: tuple[str, ...], cache: DiskCache) -> str:
-    """The compiler's version and the machine it compiles for: parts of the cache key."""
+def identity_of(cache: DiskCache, cxx: str | None) -> str:
+    """The compiler's version and the machine it compiles for: parts of the cache key.
+
+    Raises:
+        CompilerMissing: see `find_compiler`.
+    """
+    command = find_compiler(cxx)
     return f"{' '.join(command)}|{_known_version(command, cache)}|{platform.machine()}|{cpu_flags()}"
 
 
@@ -103,6 +108,7 @@ def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProces
         raise BuildFailed(f"the C++ compiler {command[0]} cannot be run: {error}") from error
 
 
+@lru_cache(maxsize=1)
 def cpu_flags() -> str:
     """The processor's features as /proc/cpuinfo has them in a line; its name where there is no such file."""
     try:
@@ -122,14 +128,15 @@ def file_of(source: str) -> str:
     return f"{content_of(source)}.so"
 
 
-def _cache_key(source: str, cache: DiskCache, cxx: str | None) -> str:
-    return content_key("cpp", source, *FLAGS, _identity(find_compiler(cxx), cache))
+def key_of(source: str, cache: DiskCache, cxx: str | None) -> str:
+    """The key of a translation unit in the cache folder. Raises CompilerMissing."""
+    return content_key("cpp", source, *FLAGS, identity_of(cache, cxx))
 
 
 def built_file(source: str, cache: DiskCache, cxx: str | None, brought: Binaries | None) -> Path | None:
     """The file of a translation unit that was built before."""
     found = brought.find(file_of(source)) if brought is not None else None
-    return found or cache.find(_cache_key(source, cache, cxx), ".so")
+    return found or cache.find(key_of(source, cache, cxx), ".so")
 
 
 def build_library(
@@ -143,10 +150,10 @@ def build_library(
         BuildFailed: the compiler failed, or what it makes could not be written.
     """
     found = brought.find(file_of(source)) if brought is not None else None
-    library = _opened(found)
+    library = opened(found)
     if library is not None:
         return library, True
-    key = _cache_key(source, cache, cxx)
+    key = key_of(source, cache, cxx)
     library = _loaded(cache, key)
     if library is not None:
         return library, True
@@ -163,10 +170,11 @@ def build_library(
 
 
 def _loaded(cache: DiskCache, key: str) -> ctypes.CDLL | None:
-    return _opened(cache.find(key, ".so"))
+    return opened(cache.find(key, ".so"))
 
 
-def _opened(found: Path | None) -> ctypes.CDLL | None:
+def opened(found: Path | None) -> ctypes.CDLL | None:
+    """The library in a file; None where there is none, or none that can be loaded."""
     try:
         return None if found is None else ctypes.CDLL(str(found))
     except OSError as error:
