@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.events import tell_not_cut
 from aotautograd.passes import has_effect, output_values
@@ -127,13 +128,19 @@ class _Cutting:
     def __init__(self, module: fx.GraphModule, count: int) -> None:
         self.module, self.count = module, count
         self.owner: dict[fx.Node, int] = {}
-        self.body = [n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+        self.place = {node: place for place, node in enumerate(module.graph.nodes)}
+        self.placeholders = [n for n in self.place if n.op == "placeholder"]
+        self.body = [n for n in self.place if n.op not in ("placeholder", "get_attr", "output")]
+        self.costless = {n for n in self.body if viewed(n) is not None or isinstance(_value(n), _NUMBERS)}
         self.effects = [n for n in self.body if has_effect(n)]
         self.effect_before = dict(zip(self.effects[1:], self.effects, strict=False))  # they stay in order
 
     def free(self, node: fx.Node) -> bool:
-        value = node.meta.get("val")
-        return viewed(node) is not None or isinstance(value, _NUMBERS)
+        return node in self.costless
+
+    def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        """Nodes as the graph has them."""
+        return sorted(nodes, key=self.place.__getitem__)
 
     def readers(self, inputs: Mapping[str, int]) -> list[list[fx.Node]]:
         """For each stage, the nodes that read the memory of its inputs."""
@@ -167,36 +174,35 @@ class _Cutting:
         self.own(self.count - 1, self.effects)
 
     def stages(self, returned: Sequence[Sequence[tuple[int, fx.Node]]]) -> tuple[Stage | None, ...]:
-        parts = [self._part(stage, [node for _, node in returned[stage]]) for stage in range(self.count)]
-        needed = [{n for node in part for n in node.all_input_nodes} | set(ends) for part, ends in parts]
-        crossing: list[list[fx.Node]] = []
-        for stage in range(self.count):
-            later: Set[fx.Node] = set().union(*needed[stage + 1 :])
-            crossing.append([n for n in parts[stage][0] if self.owner.get(n) == stage and n in later])
-        known = {str(expr_of(n)) for n in map(_value, self._placeholders()) if isinstance(n, torch.SymInt)}
+        owned: list[list[fx.Node]] = [[] for _ in range(self.count)]
+        for node, owner in self.owner.items():
+            owned[owner].append(node)
+        ends = [[node for _, node in group] for group in returned]
+        parts = [self._part(owned[stage], ends[stage]) for stage in range(self.count)]
+        needed = [{n for node in part for n in node.all_input_nodes} | set(ends[at]) for at, part in enumerate(parts)]
+        last = {node: stage for stage, nodes in enumerate(needed) for node in nodes}  # the stage that needs it last
+        crossing = [self.in_order(n for n in nodes if last.get(n, -1) > stage) for stage, nodes in enumerate(owned)]
+        known = {str(expr_of(n)) for n in map(_value, self.placeholders) if isinstance(n, torch.SymInt)}
         if any(not _is_tensor(node) or not _symbols(node) <= known for group in crossing for node in group):
             raise NotCut("a number that only the data tells crosses from one stage to the next")
         return tuple(
             self._stage(stage, part, returned[stage], crossing[stage], needed[stage])
             if part or returned[stage]
             else None
-            for stage, (part, _) in enumerate(parts)
+            for stage, part in enumerate(parts)
         )
 
-    def _placeholders(self) -> list[fx.Node]:
-        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
-
-    def _part(self, stage: int, ends: Sequence[fx.Node]) -> tuple[list[fx.Node], Sequence[fx.Node]]:
+    def _part(self, owned: Sequence[fx.Node], ends: Sequence[fx.Node]) -> list[fx.Node]:
         """The nodes of a stage in the graph's order, with what is free."""
-        found: set[fx.Node] = {node for node, owner in self.owner.items() if owner == stage}
-        work = [*ends, *(source for node in found for source in node.all_input_nodes)]
+        found = set(owned)
+        work = [*ends, *(source for node in owned for source in node.all_input_nodes)]
         while work:
             node = work.pop()
-            if node in found or node.op in ("placeholder", "get_attr") or not self.free(node):
+            if node in found or not self.free(node):
                 continue
             found.add(node)
             work.extend(node.all_input_nodes)
-        return [n for n in self.body if n in found], ends
+        return self.in_order(found)
 
     def _stage(
         self,
@@ -208,16 +214,14 @@ class _Cutting:
     ) -> Stage:
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
-        numbers = [n for n in self._placeholders() if not _is_tensor(n)]
-        tensors = [n for n in self._placeholders() if _is_tensor(n) and n in needed]
-        given = [n for n in self.body if n in needed and self.owner.get(n, stage) < stage]
+        numbers = [n for n in self.placeholders if not _is_tensor(n)]
+        tensors = self.in_order(n for n in needed if n.op == "placeholder" and _is_tensor(n))
+        given = self.in_order(n for n in needed if self.owner.get(n, stage) < stage)
         for node in (*numbers, *tensors, *given):
             env[node] = graph.placeholder(node.name)
             env[node].meta = dict(node.meta)
-        inside = set(part)
-        for node in self.module.graph.nodes:
-            if node in inside or (node.op == "get_attr" and node in needed):
-                env[node] = graph.node_copy(node, env.__getitem__)
+        for node in self.in_order((*part, *(n for n in needed if n.op == "get_attr"))):
+            env[node] = graph.node_copy(node, env.__getitem__)
         own = {node for _, node in returned}
         held = {memory_of(node) for node in own}
         results = [
@@ -225,7 +229,7 @@ class _Cutting:
         ]
         kept = [_copied(graph, env[n]) if n in held else env[n] for n in carried]
         graph.output((*results, *kept))
-        module = fx.GraphModule(self.module, graph, f"BackwardStage{stage}")
+        module = _LazyGraphModule(self.module, graph, f"BackwardStage{stage}")
         made_by(module, "cut into stages", self.module)
         inputs = tuple(n.name for n in (*numbers, *tensors, *given))
         return Stage(module, inputs, tuple(slot for slot, _ in returned), tuple(n.name for n in carried))
