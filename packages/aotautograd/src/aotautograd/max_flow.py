@@ -24,6 +24,12 @@ class FlowNetwork:
         self.head.append(tail)
         self.capacity.append(0)
 
+    def unused(self) -> FlowNetwork:
+        """A network of the same edges, with capacities of its own; before `run`, those that were given to this one."""
+        copy = FlowNetwork(0)
+        copy.edges_of, copy.head, copy.capacity = self.edges_of, self.head, list(self.capacity)
+        return copy
+
     def run(self, source: int, sink: int) -> int:
         """Sends as much as fits; afterwards `capacity` holds the residual network. Returns the flow."""
         total = 0
@@ -75,8 +81,7 @@ class FlowNetwork:
 
     def sink_side(self, sink: int) -> set[int]:
         """After `run`: vertices from which the sink can still be reached. Edges into this set are the minimum cut
-        that is
-        nearest to the sink."""
+        that is nearest to the sink."""
         side = {sink}
         queue = deque([sink])
         while queue:

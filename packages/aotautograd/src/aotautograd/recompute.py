@@ -118,12 +118,13 @@ class _Cuts:
     """
 
     def __init__(self, joint: JointGraph) -> None:
-        self.joint, self.values = joint, _values_to_place(joint)
+        self.values = _values_to_place(joint)
         costly = [n for n in self.values if not is_cheap(n) and n.op != "placeholder"]
         self.draws = {n for n in costly if has_effect(n)}
         self.costly = sorted((n for n in costly if not has_effect(n)), key=_result_bytes, reverse=True)
         read = sorted(_read_by_calls(joint), key=nbytes)
-        first = _cut(joint, self.values, set(costly), set(read))
+        self.network = _Network(joint, self.values)
+        first = self.network.cut(set(costly), set(read))
         sums = sorted(_long_sums(joint, self.values, first), key=nbytes)
         self.held = [*sums, *read]
         self.found = {len(sums): first}
@@ -133,7 +134,7 @@ class _Cuts:
         """What is kept."""
         if given_up not in self.found:
             costly = self.costly[max(0, given_up - len(self.held)) :]
-            self.found[given_up] = _cut(self.joint, self.values, {*self.draws, *costly}, set(self.held[given_up:]))
+            self.found[given_up] = self.network.cut({*self.draws, *costly}, set(self.held[given_up:]))
         return self.found[given_up]
 
     def fewest(self, low: int, high: int, limit: float, measure: Callable[[Sequence[fx.Node]], int]) -> int:
@@ -257,31 +258,43 @@ def _result_bytes(node: fx.Node) -> int:
     return sum(nbytes(u) for u in node.users if is_tensor(u) and u.target is operator.getitem)
 
 
-def _cut(joint: JointGraph, values: Sequence[fx.Node], costly: set[fx.Node], held: set[fx.Node]) -> list[fx.Node]:
-    """The nodes to keep, those in `held` among them. Each value is an edge whose capacity is its size; what the
-    backward reads leads to the sink."""
-    source, sink = 2 * len(values), 2 * len(values) + 1
-    place = {n: 2 * i for i, n in enumerate(values)}
-    network = FlowNetwork(2 * len(values) + 2)
-    gradients = {n for n in output_values(joint.module.graph)[joint.num_forward_outputs :] if isinstance(n, fx.Node)}
-    unsafe = unsafe_inputs(joint)
-    for node, v in place.items():
-        if node in held:
-            size = 0  # kept anyway
-        elif node.op == "placeholder" and node not in unsafe:
-            size = 1  # alive anyway
-        elif is_tensor(node) and not is_view(node):
-            size = 2 * nbytes(node) + 1
-        else:
-            size = INFINITE
-        network.add(v, v + 1, size)
-        if node.op == "placeholder" or node in costly:
-            network.add(source, v, INFINITE)
-        for user in node.users:
-            if user in place:
-                network.add(v + 1, place[user], INFINITE)
-        if node in gradients or any(is_backward(u) and u.op != "output" for u in node.users):
-            network.add(v + 1, sink, INFINITE)
-    network.run(source, sink)
-    side = network.sink_side(sink)
-    return [n for n, v in place.items() if v not in side and v + 1 in side]
+class _Network:
+    """The flow network of a joint graph's forward. Each value is an edge whose capacity is its size; what the backward
+    reads leads to the sink."""
+
+    def __init__(self, joint: JointGraph, values: Sequence[fx.Node]) -> None:
+        self.values = values
+        self.source, self.sink = 2 * len(values), 2 * len(values) + 1
+        self.flow = FlowNetwork(2 * len(values) + 2)
+        place = {n: 2 * i for i, n in enumerate(values)}
+        outputs = output_values(joint.module.graph)[joint.num_forward_outputs :]
+        gradients = {n for n in outputs if isinstance(n, fx.Node)}
+        unsafe = unsafe_inputs(joint)
+        for node, v in place.items():  # two edges for each, whose capacities depend on the cut, then all others
+            self.flow.add(v, v + 1, _size(node, unsafe))
+            self.flow.add(self.source, v, INFINITE if node.op == "placeholder" else 0)
+        for node, v in place.items():
+            for user in node.users:
+                if user in place:
+                    self.flow.add(v + 1, place[user], INFINITE)
+            if node in gradients or any(is_backward(u) and u.op != "output" for u in node.users):
+                self.flow.add(v + 1, self.sink, INFINITE)
+
+    def cut(self, costly: Set[fx.Node], held: Set[fx.Node]) -> list[fx.Node]:
+        """The nodes to keep, those in `held` among them."""
+        flow = self.flow.unused()
+        for i, node in enumerate(self.values):
+            if node in held:
+                flow.capacity[4 * i] = 0  # kept anyway
+            if node in costly:
+                flow.capacity[4 * i + 2] = INFINITE
+        flow.run(self.source, self.sink)
+        side = flow.sink_side(self.sink)
+        return [n for i, n in enumerate(self.values) if 2 * i not in side and 2 * i + 1 in side]
+
+
+def _size(node: fx.Node, unsafe: Set[fx.Node]) -> int:
+    """What it takes to keep a value."""
+    if node.op == "placeholder" and node not in unsafe:
+        return 1  # alive anyway
+    return 2 * nbytes(node) + 1 if is_tensor(node) and not is_view(node) else INFINITE
