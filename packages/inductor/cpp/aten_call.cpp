@@ -83,6 +83,7 @@ void call_foreign(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 }  // namespace
 
 void run_aten(const Instruction& in, Frame& frame) {
+  if (in.product && in.product->run(in, frame)) return;
   torch::jit::Stack stack;
   stack.reserve(std::max(in.arguments.size(), in.destinations.size()));
   for (const Argument& argument : in.arguments) stack.push_back(build(argument, frame));

@@ -173,6 +173,8 @@ void Builder::aten(const std::string& op, const std::string& overload, const std
   for (size_t i = 0; i < given.size(); ++i) in.arguments.push_back(argument_of(given[i], *schema[i].type()));
   in.destinations = std::move(destinations);
   in.refreshed = std::move(refreshed);
+  const bool kept = in.destinations.size() == 1 && in.destinations[0].kind == Destination::Kind::Slot;
+  if (overload.empty() && kept) in.product = CudaProduct::of(op, in.arguments);
 }
 
 void Builder::python(PythonCall call, std::vector<int32_t> slots, const Sizes& integers, std::vector<Destination> destinations,

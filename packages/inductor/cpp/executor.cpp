@@ -42,11 +42,7 @@ at::Tensor allocate(const Instruction& in, const int64_t* values) {
   if (in.device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(shape, strides, in.dtype, /*pin_memory=*/false));
   }
-  if (in.device.is_cuda()) {  // straight to the device's kernel: no backend is left to select
-    constexpr c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
-    return at::_ops::empty_strided::redispatch(
-        cuda, c10::fromIntArrayRefSlow(shape), c10::fromIntArrayRefSlow(strides), in.dtype, c10::kStrided, in.device, std::nullopt);
-  }
+  if (in.device.is_cuda()) return allocate_cuda(shape, strides, in.dtype, in.device);
   return at::empty_strided(shape, strides, at::TensorOptions().dtype(in.dtype).device(in.device));
 }
 
@@ -192,6 +188,13 @@ std::string describe(const Program& program, size_t position) {
 }
 
 }  // namespace
+
+// Straight to the device's kernel: no backend is left to select.
+at::Tensor allocate_cuda(c10::IntArrayRef shape, c10::IntArrayRef strides, c10::ScalarType dtype, c10::Device device) {
+  constexpr c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
+  return at::_ops::empty_strided::redispatch(
+      cuda, c10::fromIntArrayRefSlow(shape), c10::fromIntArrayRefSlow(strides), dtype, c10::kStrided, device, std::nullopt);
+}
 
 void run(const Program& program, Frame& frame) {
   // The graph holds what autograd and autocast would have added, so their keys must not act again.

@@ -361,12 +361,27 @@ void bind_saved_program(py::module_& m) {
       });
 }
 
+// (rows, columns, leading dimension, batch stride, transposed)
+py::tuple matrix_tuple(const ColumnMajor& matrix) {
+  return py::make_tuple(matrix.rows, matrix.columns, matrix.leading, matrix.batch_stride, matrix.transposed);
+}
+
+py::object layout_tuple(py::handle a, py::handle b, py::handle added) {
+  const auto given = added.is_none() ? std::nullopt : std::optional<at::Tensor>(tensor_of(added));
+  const auto layout = product_layout(tensor_of(a), tensor_of(b), given);
+  if (!layout) return py::none();
+  const py::object matrix = layout->added ? py::object(matrix_tuple(*layout->added)) : py::object(py::none());
+  return py::make_tuple(
+      matrix_tuple(layout->left), matrix_tuple(layout->right), matrix_tuple(layout->out), matrix, layout->row, layout->batch);
+}
+
 }  // namespace
 }  // namespace inductor
 
 PYBIND11_MODULE(_C, m) {
   using namespace inductor;
   m.doc() = "Runs a compiled graph's program.";
+  m.def("product_layout", &layout_tuple);
   if (PyType_Ready(&program_type) != 0) throw py::error_already_set();
   m.add_object("CompiledProgram", reinterpret_cast<PyObject*>(&program_type));
   py::class_<TritonKernel, std::shared_ptr<TritonKernel>>(m, "TritonKernel")

@@ -16,6 +16,7 @@
 #include <primtorch/size_program.h>
 
 #include "cuda_driver.h"
+#include "cuda_products.h"
 
 namespace c10 {
 class OperatorHandle;
@@ -74,6 +75,7 @@ struct Instruction {
   std::shared_ptr<TritonKernel> triton;
   std::shared_ptr<c10::OperatorHandle> op;
   bool foreign = false;  // an operator of another library, whose kernel may be a program that derives
+  std::shared_ptr<CudaProduct> product;  // of an ATen call that is a product of matrices
   PythonCall python;
   std::function<void(const std::string&)> mended;  // told, behind the run, of a layout that was mended
   std::vector<Argument> arguments;
@@ -122,5 +124,7 @@ struct Frame {
 // Runs every instruction. Called without the GIL. Throws what the instruction threw, with its name added.
 void run(const Program& program, Frame& frame);
 void run_aten(const Instruction& instruction, Frame& frame);
+
+at::Tensor allocate_cuda(c10::IntArrayRef shape, c10::IntArrayRef strides, c10::ScalarType dtype, c10::Device device);
 
 }  // namespace inductor

@@ -7,6 +7,12 @@ import torch
 
 _Size = tuple[bool, int]
 
+_Matrix = tuple[int, int, int, int, bool]  # rows, columns, leading dimension, batch stride, transposed
+
+def product_layout(
+    a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | None, /
+) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix | None, bool, int] | None: ...
+
 class CompiledProgram:
     def __call__(self, inputs: list[Any], /) -> list[Any]: ...
     def consume(self, inputs: list[Any], /) -> list[Any]: ...
