@@ -588,6 +588,14 @@ def swiglu(n: int, d: int, dtype: torch.dtype) -> Case:
     )
 
 
+def _dropped(b: Builder, r: Recorder) -> int:
+    """An element of x times 1 / 0.9, or 0 for one in ten."""
+    bits = r.random_bits(b.load(r, "seed"), dot((variable("i0"), variable("i1")), b.buffers["x"].strides), 0)
+    uniform = r.to_dtype(r.apply("shift_right", bits, r.constant(8, I64)), F32, I64)
+    keep = r.apply("ge", r.apply("mul", uniform, constant(r, 2.0**-24)), constant(r, 0.1))
+    return r.apply("where", keep, r.apply("mul", b.load(r, "x", "i0", "i1"), constant(r, 1 / 0.9)), constant(r, 0.0))
+
+
 def dropout_add(n: int, d: int, dtype: torch.dtype) -> Case:
     b = Builder()
     for name in ("x", "y", "out"):
@@ -595,12 +603,7 @@ def dropout_add(n: int, d: int, dtype: torch.dtype) -> Case:
     b.buffer("seed", I64)
 
     def body(r: Recorder) -> None:
-        bits = r.random_bits(b.load(r, "seed"), dot((variable("i0"), variable("i1")), b.buffers["x"].strides), 0)
-        uniform = r.to_dtype(r.apply("shift_right", bits, r.constant(8, I64)), F32, I64)
-        keep = r.apply("ge", r.apply("mul", uniform, constant(r, 2.0**-24)), constant(r, 0.1))
-        scaled = r.apply("mul", b.load(r, "x", "i0", "i1"), constant(r, 1 / 0.9))
-        kept = r.apply("where", keep, scaled, constant(r, 0.0))
-        b.store(r, "out", r.apply("add", kept, b.load(r, "y", "i0", "i1")), "i0", "i1")
+        b.store(r, "out", r.apply("add", _dropped(b, r), b.load(r, "y", "i0", "i1")), "i0", "i1")
 
     b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", body))
 
@@ -619,6 +622,39 @@ def dropout_add(n: int, d: int, dtype: torch.dtype) -> Case:
         ("out",),
         eager,
         3 * n * d * dtype.itemsize,
+        buffers=b.buffers,
+    )
+
+
+def dropout_centred(n: int, d: int, dim: int, dtype: torch.dtype, turned: bool = False) -> Case:
+    """Dropout without its mean along a dim; `turned`: stored in the order of columns, without a mean."""
+    b = Builder()
+    b.buffer("x", dtype, n, d)
+    b.buffer("out", dtype, *((d, n) if turned else (n, d)))
+    b.buffer("seed", I64)
+
+    def centred(r: Recorder) -> None:
+        mean = r.apply("mul", r.carried("s", F32), constant(r, 1 / (n, d)[dim]))
+        b.store(r, "out", r.apply("sub", _dropped(b, r), mean), "i0", "i1")
+
+    if turned:
+        b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", lambda r: b.store(r, "out", _dropped(b, r), "i1", "i0")))
+    else:
+        axes = {"i0": (n, dim == 0), "i1": (d, dim == 1)}
+        total = ("inner", lambda r: r.reduce("sum", "s", _dropped(b, r)))
+        b.kernel(dict(sorted(axes.items(), key=lambda axis: axis[1][1])), total, ("inner", centred))
+
+    def eager(x, seed):  # type: ignore[no-untyped-def]
+        dropped = torch.where(philox_uniform(seed, n * d).view(n, d) >= 0.1, x / 0.9, 0)
+        return (dropped.T.contiguous() if turned else dropped - dropped.mean(dim, keepdim=True),)
+
+    return Case(
+        f"dropout_{'turned' if turned else 'centred'}_{n}_{d}_{dim}",
+        tuple(b.kernels),
+        lambda dev: {"x": rand(dtype, dev, n, d), "seed": torch.tensor(2**40 + 77, device=dev)},
+        ("out",),
+        eager,
+        2 * n * d * dtype.itemsize,
         buffers=b.buffers,
     )
 
@@ -762,6 +798,11 @@ def small_cases() -> list[Case]:
         max_pool(2, 9, f32),
         swiglu(9, 11, bf),
         dropout_add(9, 50, f32),
+        dropout_centred(5, 64, 1, f32),
+        dropout_centred(5, 37, 1, f32),
+        dropout_centred(2, 17000, 1, f32),
+        dropout_centred(36, 40, 0, f32),
+        dropout_centred(50, 72, 0, f32, turned=True),
         scatter_rows(13, 20, 5),
         running_sum(3, 50),
         running_sum(2, 17000),

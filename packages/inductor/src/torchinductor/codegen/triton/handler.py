@@ -303,7 +303,7 @@ class TritonHandler(OpsHandler[Value]):
             crosses = dim in self.dims_of(rest) or not tile.along_rows or tile.block % 4
             if crosses or any(coefficient % 4 for _, coefficient in rest.ordered_terms()):
                 continue
-            line = f"{tile.start} + tl.arange(0, {tile.block // 4}) * 4{tile.suffix}"
+            line = f"{tile.start} + tl.arange(0, {tile.block // 4}){tile.suffix} * 4"
             first = f"({index_text(rest, self.numbers)} + {line}).to(tl.int64)"
             across = self.dims_of(rest)
             length = [tile.block] if not tile.suffix else [self.layout.across(dim) if across else 1, tile.block]
