@@ -638,7 +638,9 @@ def dropout_centred(n: int, d: int, dim: int, dtype: torch.dtype, turned: bool =
         b.store(r, "out", r.apply("sub", _dropped(b, r), mean), "i0", "i1")
 
     if turned:
-        b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", lambda r: b.store(r, "out", _dropped(b, r), "i1", "i0")))
+        b.kernel(
+            {"i0": (n, False), "i1": (d, False)}, ("outer", lambda r: b.store(r, "out", _dropped(b, r), "i1", "i0"))
+        )
     else:
         axes = {"i0": (n, dim == 0), "i1": (d, dim == 1)}
         total = ("inner", lambda r: r.reduce("sum", "s", _dropped(b, r)))
