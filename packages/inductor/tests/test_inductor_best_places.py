@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -69,6 +70,8 @@ def test_places(dtype: torch.dtype) -> None:
 def test_places_without_wide_vectors(flags: str) -> None:
     for seed, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64), 100):
         hold(seed, dtype, InductorOptions(cxx=f"g++ {NARROW[flags]}"))
+        # Where a kernel leaves something in the registers that `fmod` computes in, the next result is NaN.
+        assert math.fmod(-5.5, 2.0) == -1.5
 
 
 def test_rows_are_read_by_vectors() -> None:

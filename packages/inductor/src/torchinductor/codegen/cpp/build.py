@@ -19,10 +19,13 @@ from torchinductor.schemas import Binaries
 
 _log = logging.getLogger(__name__)
 
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
 FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
+    # g++ keeps values in MMX registers where it has no AVX, and leaves them there: the next `fmod` of anybody is NaN.
+    *(("-mno-mmx",) if _IS_X86 else ()),
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -202,7 +205,7 @@ def compile_library(source: str, target: Path, cxx: str | None) -> None:
 
 
 def _libraries() -> tuple[str, ...]:
-    return ("-lmvec", "-lm") if platform.libc_ver()[0] == "glibc" and platform.machine() == "x86_64" else ("-lm",)
+    return ("-lmvec", "-lm") if platform.libc_ver()[0] == "glibc" and _IS_X86 else ("-lm",)
 
 
 def _environment() -> dict[str, str]:
