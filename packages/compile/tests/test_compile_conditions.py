@@ -111,3 +111,12 @@ def test_conditions_of_a_backward_are_asked_when_it_runs(backend: str) -> None:
     compiled = torchcompile.compile(program, backend=backend)
     for x in (GOOD, BAD):
         assert_same(observed(compiled, x), observed(program, x))
+
+
+@pytest.mark.expected_eager("condition_not_met")
+def test_what_a_loss_of_torch_asks_of_its_data_is_a_condition() -> None:
+    program = lambda x: torch.nn.functional.gaussian_nll_loss(x, x + 1, x * x - 1e3)
+    compiled = torchcompile.compile(program, fullgraph=True)
+    x = torch.full((3,), 40.0, requires_grad=True)
+    assert_same(observed(compiled, x), observed(program, x))
+    assert_same(observed(compiled, x.detach() * 0), observed(program, x.detach() * 0))

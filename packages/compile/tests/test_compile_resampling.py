@@ -64,6 +64,17 @@ def test_images_of_changing_sizes(name: str, mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_one_size_of_image_to_changing_sizes(mode: str) -> None:
+    """The image has no symbol, the size that it is brought to is one."""
+    image = torch.rand(1, 2, 4, 4, dtype=torch.float64)
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        return F.interpolate(x, y.shape[-2:], mode=mode)
+
+    check(call, [(image, torch.zeros(3, n, n + 1, dtype=torch.float64)) for n in (5, 6, 8, 7)])
+
+
 @pytest.mark.parametrize("rank", [3, 5])
 @pytest.mark.parametrize("linear", [False, True])
 def test_signals_and_volumes(rank: int, linear: bool) -> None:

@@ -36,7 +36,7 @@ from aotautograd.schemas import JointGraph, KeptMemory, ProgramMetadata, Values
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
-from primtorch.fake import FakeMode
+from primtorch.fake import PROGRAMS_OVER_SYMBOLS, FakeMode
 from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import handled_by
@@ -329,7 +329,7 @@ def _call(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict
         number = numbers.function(function, args)
         if number is not None:
             return number
-    return function(*args, **kwargs)
+    return PROGRAMS_OVER_SYMBOLS.get(function, function)(*args, **kwargs)
 
 
 def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews) -> Values:

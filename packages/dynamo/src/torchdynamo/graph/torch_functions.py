@@ -35,13 +35,15 @@ OVERRIDABLE = _overridable()
 # They ask the function mode with a part of what they were given: the one without `weight`, the other without
 # `ambiguity_check`. What they do is interpreted.
 HANDED_ON_IN_PART: frozenset[object] = frozenset({torch.nn.functional.l1_loss, torch.Tensor.dim_order})
+# Raises for what is in a tensor, in Python: interpreted, that is a condition of the graph.
+_ASKS_DATA: frozenset[object] = frozenset({torch.nn.functional.gaussian_nll_loss})
 
 
 def is_leaf(function: Any) -> bool:
     """A function of torch that runs as it is, under the recorder."""
     kind = type(function)
     if kind is types.FunctionType:
-        if function in HANDED_ON_IN_PART:
+        if function in HANDED_ON_IN_PART or function in _ASKS_DATA:
             return False
         return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
     if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):

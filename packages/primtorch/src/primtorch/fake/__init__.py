@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primtorch.fake.composites import PROGRAMS_FOR_FAKES, lstm
+from primtorch.fake.composites import PROGRAMS_FOR_FAKES, PROGRAMS_OVER_SYMBOLS, lstm
 from primtorch.fake.table import formula_of, op_key, register_fallback, register_formula
 from primtorch.fake.tensor import ASKED, FakeMode, FakeTensor, propagate, symbolic_strides, wants_sizes
 from primtorch.families import Formula
@@ -10,6 +10,7 @@ from primtorch.families import Formula
 __all__ = [
     "ASKED",
     "PROGRAMS_FOR_FAKES",
+    "PROGRAMS_OVER_SYMBOLS",
     "FakeMode",
     "FakeTensor",
     "Formula",

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 
 from primtorch.ambient import without_onednn
 from primtorch.fake.symbolic_writes import symbolic_writes
@@ -134,11 +135,23 @@ def lstm(*args: Any, **kwargs: Any) -> object:
         return torch.lstm(*args, **kwargs)
 
 
+def _interpolate(x: torch.Tensor, size: Size | Sequence[Size] | None = None, *rest: Any, **named: Any) -> object:
+    """`interpolate` to sizes that are symbols, also of a tensor that has none and bears no key for them."""
+    sizes = size if isinstance(size, Sequence) else (size,)
+    if not symbolic_keys() or not any(isinstance(one, torch.SymInt) for one in sizes):
+        return F.interpolate(x, size, *rest, **named)  # type: ignore[arg-type]
+    with torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse(_KEY)):
+        return F.interpolate(x, size, *rest, **named)  # type: ignore[arg-type]
+
+
+# What to call in the place of a function of torch wherever sizes may be symbols.
+PROGRAMS_OVER_SYMBOLS: dict[object, Callable[..., object]] = {F.interpolate: _interpolate}
 # What to call on fakes in the place of a function of torch whose own program does not run on them.
 PROGRAMS_FOR_FAKES: dict[object, Callable[..., object]] = {
     torch.matmul: _matmul_into,
     torch.linalg.matmul: _matmul_into,
     torch.lstm: lstm,
+    **PROGRAMS_OVER_SYMBOLS,
 }
 
 
