@@ -30,6 +30,7 @@ from aotautograd.passes import (
     drop_unused_statistics,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    keep_refusals,
     output_values,
     remove_no_ops,
     returning,
@@ -323,6 +324,7 @@ def _traced(
     dump = compilers.dump
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
+    keep_refusals(joint.module.graph)
     source = joint = simplify(joint)
     if compilers.lowering is not None:
         joint = simplify(lower_joint(joint, compilers.lowering, dump))

@@ -74,6 +74,36 @@ def eliminate_dead_code(graph: fx.Graph) -> int:
     return removed
 
 
+def keep_refusals(graph: fx.Graph) -> None:
+    """What the program computes for nothing is computed all the same where eager may refuse it for its data: something
+    reads it. Of a derivative no more is there than is asked for."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node not in live and not is_effect(node):
+            if node.meta.get(PHASE) != "backward" and _may_refuse(node):
+                _read(graph, node)
+            elif not has_effect(node):
+                continue
+        live.update(node.all_input_nodes)
+
+
+def _may_refuse(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and effects.may_refuse(
+        node.target, fx.map_arg(node.args, lambda n: n.meta.get("val"))
+    )
+
+
+def _read(graph: fx.Graph, node: fx.Node) -> None:
+    """A call that needs the node's value, or the first of its values, and does nothing with it."""
+    meta = {key: value for key, value in node.meta.items() if key in ("stack", PHASE)}
+    with graph.inserting_after(node):
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            whole, node = node, graph.call_function(operator.getitem, (node, 0))
+            node.meta.update(meta, val=whole.meta["val"][0])
+    with graph.inserting_after(node):
+        graph.call_function(aten._assert_tensor_metadata.default, (node,)).meta.update(meta, val=None)
+
+
 def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     """Merges nodes that compute the same value in the same phase.
 

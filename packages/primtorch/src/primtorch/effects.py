@@ -34,6 +34,47 @@ def has_effect(op: OpOverload) -> bool:
     return is_foreign(op) or op._schema.is_mutable or not op._schema.returns
 
 
+_REFUSING = frozenset(
+    {
+        "_ctc_loss", "_embedding_bag", "_embedding_bag_forward_only", "_histogramdd_bin_edges", "_linalg_check_errors",
+        "_linalg_eigh", "_linalg_svd", "binary_cross_entropy", "bincount", "cholesky", "embedding", "gather", "histc",
+        "histogram", "index_add", "index_copy", "index_fill", "index_reduce", "index_select", "linalg_eig",
+        "linalg_eigvals", "linalg_ldl_solve", "linalg_lstsq", "linalg_lu_solve", "linalg_pinv", "lu_unpack",
+        "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward", "multinomial",
+        "nll_loss2d_forward", "nll_loss_forward", "put", "repeat_interleave", "scatter", "scatter_add",
+        "scatter_reduce", "segment_reduce", "take",
+    }
+)  # fmt: skip
+"""Operators that raise for what is in the tensors that they are given: places outside of a dimension, matrices without
+an inverse, NaN."""
+_REFUSING_INTEGERS = frozenset(
+    {"index", "_index_put_impl", "index_put", "div", "divide", "floor_divide", "fmod", "remainder"}
+)
+"""Those that do so only where a later argument is a tensor of integers: masks are no places, floats may be zero."""
+
+
+def may_refuse(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether eager may raise at a call for what is in its tensors. Such a call has to happen although nobody reads its
+    results: a program that asks whether a matrix has an inverse may do it so.
+
+    args: the call's, tensors or what has their dtype.
+    """
+    name = op._schema.name.removeprefix("aten::").removesuffix("_")
+    if name in _REFUSING:
+        return True
+    return name in _REFUSING_INTEGERS and any(
+        dtype is not torch.bool and not dtype.is_floating_point and not dtype.is_complex for dtype in _dtypes(args[1:])
+    )
+
+
+def _dtypes(values: Sequence[Any]) -> Iterator[torch.dtype]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _dtypes(value)
+        elif isinstance(dtype := getattr(value, "dtype", None), torch.dtype):
+            yield dtype
+
+
 _RUNNING = ("running_mean", "running_var")
 _UNSAID: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
     ("aten::native_batch_norm", "aten::cudnn_batch_norm"), tuple(enumerate(_RUNNING, 3))

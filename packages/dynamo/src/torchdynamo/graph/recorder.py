@@ -366,6 +366,7 @@ class Recorder:
         if name in RESTRIDES:
             self._keep_metadata(operands[0][0])
         outs = [(t, t.spec) for t in tensors_in(kwargs.get("out")) if isinstance(t, FakeTensor)]
+        refusable = self.mode.refusable
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
@@ -402,6 +403,7 @@ class Recorder:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
         if effect or tensors_in(result):
             node = self.write(func, args, kwargs, result)
+            node.meta["refusable"] = self.mode.refusable > refusable
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
                 if name not in RESTRIDES:

@@ -204,9 +204,10 @@ class Regions:
 
 
 def erase_dead_nodes(graph: fx.Graph) -> None:
-    """Removes what nobody uses and what has no effect."""
+    """Removes what nobody uses, has no effect, and raises nothing."""
     for node in reversed(list(graph.nodes)):
-        if node.op not in ("placeholder", "output") and not node.users and not node.meta.get("effect"):
+        stays = node.op in ("placeholder", "output") or node.meta.get("effect") or node.meta.get("refusable")
+        if not node.users and not stays:
             graph.erase_node(node)
 
 

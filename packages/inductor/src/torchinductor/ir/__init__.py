@@ -37,6 +37,7 @@ from torchinductor.ir.operations import (
     Scan,
     Store,
     ToDtype,
+    closure_of,
     slice_of,
 )
 from torchinductor.ir.template import Operand, Template, TemplateKind, loops_of
@@ -71,6 +72,7 @@ __all__ = [
     "Template",
     "TemplateKind",
     "ToDtype",
+    "closure_of",
     "compute_dtype",
     "loops_of",
     "slice_of",

@@ -12,7 +12,7 @@ import torch
 
 from primtorch.promotion import compute_dtype
 from primtorch.symbolic.expr import IntExpr, Symbol
-from torchinductor.indexing import Ranges, simplify, variable
+from torchinductor.indexing import Ranges, below, simplify, variable
 from torchinductor.ir.operations import (
     Apply,
     Bitcast,
@@ -160,10 +160,15 @@ class Recorder(OpsHandler[int]):
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> int:
         return self.record(IndexExpr(dtype, self.simplify(expr)))
 
-    def indirect(self, value: int, size: IntExpr) -> IntExpr:
+    def within(self, value: int, size: IntExpr) -> IntExpr | None:
+        """What a value is as an index, where that surely lies in a dimension of `size`: nobody has to look."""
         known = self.ops[value]
-        if isinstance(known, IndexExpr):
-            return known.expr
+        return known.expr if isinstance(known, IndexExpr) and below(known.expr, size, self.ranges) else None
+
+    def indirect(self, value: int, size: IntExpr) -> IntExpr:
+        known = self.within(value, size)
+        if known is not None:
+            return known
         found = self._indirect.get((value, size))
         if found is None:
             name = f"j{self._symbols}"
@@ -171,6 +176,12 @@ class Recorder(OpsHandler[int]):
             self.ops.append(Indirect(torch.int64, value, name, size))
             found = self._indirect[value, size] = variable(name)
         return found
+
+    def lookup(self, index: IntExpr) -> int | None:
+        """The operation that made an index of a value, if one did."""
+        names = index.symbols()
+        made = (p for p, op in enumerate(self.ops) if isinstance(op, Indirect) and op.symbol in names)
+        return next(made, None)
 
     def to_dtype(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
         have = self.dtype(value)

@@ -318,3 +318,14 @@ def slice_of(ops: Sequence[Op], roots: Sequence[int]) -> set[int]:
             found.add(at)
             pending += ops[at].operands
     return found
+
+
+def closure_of(ops: Sequence[Op], roots: Sequence[int]) -> set[int]:
+    """The same with what places are looked up by."""
+    jumps = {op.symbol: p for p, op in enumerate(ops) if isinstance(op, Indirect)}
+    keep: set[int] = set()
+    while roots:
+        keep |= slice_of(ops, roots)
+        named = {jumps[s] for p in keep for e in ops[p].indices for s in e.symbols() if s in jumps} if jumps else ()
+        roots = [p for p in named if p not in keep]
+    return keep

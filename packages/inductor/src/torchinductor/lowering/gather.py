@@ -8,10 +8,11 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot, is_one, product
+from torchinductor.ir import closure_of
 from torchinductor.lowering.context import Context, dense
 from torchinductor.lowering.placed_sums import sum_by_place
-from torchinductor.lowering.values import Lazy, Ops, Rule, TensorValue
-from torchinductor.ops import StoreMode
+from torchinductor.lowering.values import Lazy, Ops, Rule, Strided, TensorValue, recorder_of
+from torchinductor.ops import Fault, StoreMode
 
 
 def _place(ops: Ops, value: int, size: IntExpr, wraps: bool) -> IntExpr:
@@ -21,6 +22,22 @@ def _place(ops: Ops, value: int, size: IntExpr, wraps: bool) -> IntExpr:
         wrapped = ops.apply("add", value, ops.index_expr(size, torch.int64))
         value = ops.apply("where", negative, wrapped, value)
     return ops.indirect(value, size)
+
+
+def _taken(t: TensorValue, at: Index, ops: Ops) -> int:
+    """The element at places that were looked up. The kernel looks whether they are any, as it does at each place that
+    it goes to, also where it goes nowhere: where t is expanded along a dim, or made of one number."""
+    value = t.load(at, ops)
+    recorder = recorder_of(ops)
+    if recorder is None or (isinstance(t.data, Strided) and ZERO not in t.data.strides):
+        return value
+    known = closure_of(recorder.ops, [value])
+    for looked_up in dict.fromkeys(at):
+        place = recorder.lookup(looked_up)
+        if place is not None and place not in known:
+            position = ops.index_expr(looked_up, torch.int64)
+            value = ops.require(value, ops.apply("ge", position, ops.constant(0, torch.int64)), Fault.INDEX)
+    return value
 
 
 # Of how many of a value's elements one may be read at a computed place, for the value to be computed there alone.
@@ -79,7 +96,7 @@ def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], w
         _readable(ctx, tensor)
     _readable(ctx, t, plan.shape)
     return ctx.lazy(
-        plan.shape, t.dtype, t.device, lambda at, ops: t.load(plan.source(at, ops), ops), of=[t, *tensors], cost=3
+        plan.shape, t.dtype, t.device, lambda at, ops: _taken(t, plan.source(at, ops), ops), of=[t, *tensors], cost=3
     )
 
 
@@ -91,7 +108,7 @@ def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> Tensor
 
     def load(at: Index, ops: Ops) -> int:
         place = _place(ops, index.load(at, ops), t.shape[dim], False)
-        return t.load((*at[:dim], place, *at[dim + 1 :]), ops)
+        return _taken(t, (*at[:dim], place, *at[dim + 1 :]), ops)
 
     return ctx.lazy(index.shape, t.dtype, t.device, load, of=[t, index], cost=2)
 

@@ -10,8 +10,8 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
-from torchinductor.ir import IndexExpr, Recorder
 from torchinductor.ir import Load as LoadOp
+from torchinductor.ir import Recorder
 from torchinductor.ops import Fault, OpsHandler, StoreMode
 
 Ops: TypeAlias = OpsHandler[int]
@@ -82,6 +82,13 @@ class TensorValue:
         return data.load(index, ops)
 
 
+def recorder_of(ops: Ops) -> Recorder | None:
+    """Who records, behind the masks that loads are made under."""
+    while isinstance(ops, Masked):
+        ops = ops.ops
+    return ops if isinstance(ops, Recorder) else None
+
+
 class Masked(OpsHandler[int]):
     """Passes everything on, with loads made only where `mask` holds."""
 
@@ -104,16 +111,11 @@ class Masked(OpsHandler[int]):
 
     def indirect(self, value: int, size: IntExpr) -> IntExpr:
         """Outside the mask what is computed may be no place at all; what is loaded is zero there."""
-        if not isinstance(self._recorded(value), (IndexExpr, LoadOp)):
+        recorder = recorder_of(self.ops)
+        if recorder is None or (recorder.within(value, size) is None and not isinstance(recorder.ops[value], LoadOp)):
             zero = self.ops.constant(0, torch.int64)
             value = self.ops.apply("where", self.mask, value, zero)
         return self.ops.indirect(value, size)
-
-    def _recorded(self, value: int) -> object:
-        ops = self.ops
-        while isinstance(ops, Masked):
-            ops = ops.ops
-        return ops.ops[value] if isinstance(ops, Recorder) else None
 
     def require(self, value: int, condition: int, fault: Fault) -> int:
         """Outside the mask nothing is read, and nothing is required."""

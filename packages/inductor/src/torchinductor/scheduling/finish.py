@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from torchinductor.ir import (
     Scan,
     Stage,
     Store,
-    slice_of,
+    closure_of,
 )
 from torchinductor.scheduling.axes import merge_axes
 from torchinductor.schemas import DeviceTraits
@@ -198,7 +198,7 @@ def _append(
 
 
 def _computation(recorder: _Merging, value: int, traits: DeviceTraits) -> _Computation:
-    needed = _needed(recorder.ops, [value])
+    needed = closure_of(recorder.ops, [value])
     heavy = math.inf if traits.heavy is None else traits.heavy
     cost: float = len(needed)
     keys: set[str] = set()
@@ -230,17 +230,6 @@ def _computed(name: str) -> bool:
     return name.startswith("j")
 
 
-def _needed(ops: Sequence[Op], roots: list[int]) -> set[int]:
-    """The operations that these need, by operands or by indirect indices, and they themselves."""
-    jumps = {op.symbol: p for p, op in enumerate(ops) if isinstance(op, Indirect)}
-    keep: set[int] = set()
-    while roots:
-        keep |= slice_of(ops, roots)
-        named = {jumps[s] for p in keep for e in ops[p].indices for s in e.symbols() if s in jumps} if jumps else ()
-        roots = [p for p in named if p not in keep]
-    return keep
-
-
 def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
     """Drops stores that nobody reads and everything that only they needed; names the buffers only this kernel uses."""
     loaded = {op.buffer for s in kernel.stages for op in s.body.of(Load)}
@@ -261,7 +250,7 @@ def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
 def _live_body(body: Body, buffers: frozenset[str] | set[str], keys: set[str]) -> Body:
     """The operations that these buffers' stores and these keys' reductions need, by operands or by indirect indices."""
     roots = [p for p, op in enumerate(body.ops) if _is_root(op, buffers, keys)]
-    keep = _needed(body.ops, roots)
+    keep = closure_of(body.ops, roots)
     if len(keep) == len(body.ops):
         return body
     order = sorted(keep)

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from primtorch.arguments import TensorLike
 from primtorch.dispatch_mode import DispatchMode
+from primtorch.effects import may_refuse
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
 from primtorch.fake.asking import AskedRules
 from primtorch.fake.composites import symbolic_keys
@@ -238,6 +239,8 @@ class FakeMode(DispatchMode):
         self.shape_env = shape_env
         self.recipes: dict[tuple[object, ...], Recipe] = {}
         """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
+        self.refusable = 0
+        """How many calls came that eager may refuse for what is in their tensors."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
@@ -270,6 +273,7 @@ class FakeMode(DispatchMode):
     ) -> object:
         if wrappers_in(types):  # what it does with its parts comes here again
             return NotImplemented
+        self.refusable += may_refuse(func, args)
         return propagate(self, func, args, kwargs or {})
 
     def text_of(self, fake: FakeTensor) -> str:

@@ -13,7 +13,7 @@ from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import dense_like
 from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
 from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
-from primtorch.operators.refusals import is_empty, refuse
+from primtorch.operators.refusals import is_empty, refuse, want
 from primtorch.promotion import compute_dtype, result_type
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
@@ -135,6 +135,7 @@ def _clamped_log(x: Value) -> Value:
 @OP.rule("binary_cross_entropy")
 def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
     t = x.compute()
+    want(b, (t >= 0) & (t <= 1), "all elements of input should be between 0 and 1")
     y = target.to(t.dtype)
     loss = (y - 1.0) * (-t).map(prims.log1p).maximum(-100.0) - y * _clamped_log(t)
     return reduced_loss(loss if weight is None else loss * weight.to(t.dtype), reduction, x.dtype)

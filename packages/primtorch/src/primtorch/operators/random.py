@@ -16,7 +16,7 @@ from primtorch.families import Family, Rule, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.creation import full_like, like, made, made_by, made_like
-from primtorch.operators.refusals import WHOLE, refuse
+from primtorch.operators.refusals import WHOLE, refuse, want
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
 from primtorch.promotion import compute_dtype
@@ -198,10 +198,6 @@ def _normal_draw(
     return _of_parts(b, shape, dtype, real)
 
 
-def _want(b: Builder, fine: Value, message: str) -> None:
-    b.emit(prims.assert_async, fine.reduce(prims.all, tuple(range(fine.rank))), message)
-
-
 @OP.formula("bernoulli.|p poisson binomial _standard_gamma _standard_gamma_grad _sample_dirichlet _dirichlet_grad")
 def _drawn(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)
@@ -210,7 +206,7 @@ def _drawn(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
 @OP.rule("bernoulli.Tensor")
 def _lower_bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: torch.Generator | None = None) -> Value:
     _own(generator)
-    _want(b, (p >= 0) & (p <= 1), "bernoulli expects all elements of p to be in [0, 1]")
+    want(b, (p >= 0) & (p <= 1), "bernoulli expects all elements of p to be in [0, 1]")
     return (draw(b, x.shape, x.device, _wide(p.dtype)) < p.to(_wide(p.dtype))).to(x.dtype)
 
 
@@ -480,7 +476,7 @@ def _lower_normal_of(
     shape = broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Value)))
     kind = functools.reduce(torch.promote_types, (_wide(v.dtype) for v in (mean, std) if isinstance(v, Value)))
     if isinstance(std, Value):
-        _want(b, std >= 0, "normal expects all elements of std >= 0.0")
+        want(b, std >= 0, "normal expects all elements of std >= 0.0")
     z = _standard_normal(b, shape, like.device, kind)
     wide = [v.to(kind) if isinstance(v, Value) else v for v in (mean, std)]
     return b.binary(prims.add, b.binary(prims.mul, z, wide[1]), wide[0]).to(like.dtype)

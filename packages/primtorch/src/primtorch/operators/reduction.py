@@ -154,6 +154,11 @@ def _assert_async(x: TensorLike, message: str = "") -> None:
     return None
 
 
+@OP.formula("_assert_tensor_metadata")
+def _assert_metadata(x: TensorLike, *asked: object, **also: object) -> None:
+    return None
+
+
 @OP.refuses("_assert_async", "_assert_async.msg")
 def _refuse_assert_async(x: TensorLike, message: str = "") -> None:
     refuse(any(map(is_empty, x.shape)), "Boolean value of Tensor with no values is ambiguous")

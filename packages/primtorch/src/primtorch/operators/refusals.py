@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from primtorch import prims
 from primtorch.arguments import Number
+from primtorch.builder import Builder, Value
 from primtorch.spec import Size
 
 WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -29,6 +31,11 @@ def refuse(wrong: bool, message: str | Callable[[], str], error: type[Exception]
     """Raises where `wrong` holds; a message that is a function is made only then."""
     if wrong:
         raise error(message if isinstance(message, str) else message())
+
+
+def want(b: Builder, fine: Value, message: str) -> None:
+    """The program raises when it runs where not all elements are true."""
+    b.emit(prims.assert_async, fine.reduce(prims.all, tuple(range(fine.rank))), message)
 
 
 def is_empty(size: Size) -> bool:
