@@ -173,3 +173,51 @@ def test_integer_handed_to_a_continuation() -> None:
     for n in range(CALLS):
         torch.testing.assert_close(compiled(x, n), (x + n) * n, rtol=0, atol=0)
     assert len(graphs) == 4  # two for each part
+
+
+CARRIED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a size": lambda x: x.shape,
+    "part of a size": lambda x: x.shape[1:],
+    "a tuple": lambda x: (x.shape[1], x.shape[0] + 1),
+    "a tuple in a tuple": lambda x: (0, (x.shape[0], x.shape[1:])),
+}
+
+
+def numbers_in(value: Any) -> Iterable[int]:
+    return (number for part in value for number in numbers_in(part)) if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_sizes_handed_to_a_continuation(name: str) -> None:
+    """A size that was read before a break is one number after the other behind it, which become symbols."""
+    graphs = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def program(x: torch.Tensor) -> Any:
+        carried = CARRIED[name](x)
+        torchdynamo.graph_break()
+        first, *_, last = numbers_in(carried)
+        total = carried.numel() if isinstance(carried, torch.Size) else 0
+        return x.sum() * last + torch.zeros(last, first + 1).sum(), carried, type(carried) is torch.Size, len(carried), total
+
+    compiled = torchdynamo.optimize(backend)(program)
+    for n in range(CALLS):
+        x = torch.randn(n + 2, 3, 2 * n + 3)
+        torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
+        found, wanted = compiled(x)[1], program(x)[1]
+        assert repr(found) == repr(wanted) and type(found) is type(wanted)
+    assert len(graphs) == 2  # of the part behind the break: what is before it has nothing to compute
+
+
+def test_the_elements_of_a_size() -> None:
+    shapes = [(n + 2, 3, n + 4) for n in range(CALLS)]
+    calls = [(torch.randn(shape),) for shape in shapes]
+    program: Callable[[torch.Tensor], Any] = lambda x: (
+        x * x.shape.numel(),
+        torch.Size.numel(x.shape),
+        x.shape[1:].numel(),
+    )  # noqa: E731
+    assert versions(program, calls, program) == 2

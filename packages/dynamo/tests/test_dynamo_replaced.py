@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os.path
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,3 +99,26 @@ def test_what_is_replaced_is_called(name: str) -> None:
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(compiled(x), before)
     assert [event.kind.id for event in TOTAL.events] == ["recompiled"] and TOTAL.events[0].count == 1
+
+
+@pytest.mark.parametrize(
+    "wrapped", [F.relu, F.softplus, torch.Tensor.norm, np.reshape, np.kron, os.path.join, torch.optim.SGD.step]
+)
+def test_a_wrapper_is_not_of_the_module_that_it_names(wrapped: Callable[..., Any]) -> None:
+    """`functools.wraps` gives a function the name and module of what it wraps: its code and what it reads are its own."""
+    state = {"factor": 2.0, "calls": 0}
+
+    def counting(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        state["calls"] += 1
+        return x.reshape(-1).exp() * state["factor"] * scale
+
+    wrapper = functools.wraps(wrapped)(counting)
+    compiled: Any = torchdynamo.optimize(lambda graph, inputs: graph.forward)(lambda x: wrapper(x) + 1)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    for call, factor in enumerate((2.0, 5.0, 7.0), 1):
+        state["factor"] = factor
+        torch.testing.assert_close(compiled(x), x.reshape(-1).exp() * factor + 1, rtol=0, atol=0)
+        assert state["calls"] == call
+    wrapper.__defaults__ = (3.0,)
+    torch.testing.assert_close(compiled(x), x.reshape(-1).exp() * 7.0 * 3.0 + 1, rtol=0, atol=0)
+    assert {event.kind.id for event in TOTAL.events} == {"recompiled"}

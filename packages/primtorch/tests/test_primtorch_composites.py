@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_replay import Recorder
 
-from primtorch.fake.composites import cross_entropy_of_probabilities, matmul
+from primtorch.fake.composites import cross_entropy_of_probabilities, kron, matmul
 
 
 def operand(rng: random.Random, shape: list[int]) -> torch.Tensor:
@@ -23,7 +23,7 @@ def operand(rng: random.Random, shape: list[int]) -> torch.Tensor:
     if rng.random() < 0.2:
         x = torch.randn([2 * size for size in shape])[tuple(slice(None, None, 2) for _ in shape)]
     elif rng.random() < 0.1:
-        x = x[..., :1].expand(shape) if shape[-1] else x
+        x = x[..., :1].expand(shape) if shape and shape[-1] else x
     return x.detach().requires_grad_(rng.random() < 0.4)
 
 
@@ -78,3 +78,21 @@ def test_cross_entropy_of_probabilities_is_torchs(shape: tuple[int, ...]) -> Non
             own = cross_entropy_of_probabilities(scores, target, weight, reduction, smoothing)
         assert found.calls == expected.calls
         assert torch.equal(own, loss)
+
+
+def kron_of(product: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    with Recorder() as recorder:
+        try:
+            out = product(x, y)
+        except RuntimeError as error:
+            return type(error), str(error)
+    return [call[0] for call in recorder.calls], out.shape, out.stride(), out.requires_grad, out.detach().flatten().tolist()
+
+
+def test_kron_is_torchs() -> None:
+    seed = random.randrange(2**30)
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for number in range(200):
+        x, y = (operand(rng, [rng.choice([0, 1, 2, 3]) for _ in range(rng.choice([0, 1, 2, 3]))]) for _ in range(2))
+        assert kron_of(kron, x, y) == kron_of(torch.kron, x, y), (seed, number, x.shape, y.shape)

@@ -52,6 +52,7 @@ from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
 from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, on_plain_tensors
+from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.guards.global_state import function_modes, global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.guards.memory_guards import guard_written_memory, guard_written_objects, written_inputs
@@ -544,7 +545,7 @@ def _entry(
     tree = GuardTree(guards, sources, function, pinned)
     interpreted = dict(outside.interpreted)
     if origin_of(function) is None:
-        interpreted[function.__code__] = function.__module__ or ""
+        interpreted[function.__code__] = home_of(function)
     programs = tuple((module, code) for code, module in interpreted.items())
     return Entry(tree, code, Compiled(guards, graph, text, graph_break, pinned, programs))
 

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import linecache
+import math
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -173,7 +174,7 @@ class Calls:
         for name in _WRITTEN_BEHIND:
             if name in fn.__dict__:
                 return Redirect(fn.__dict__[name], args, kwargs)
-        module = fn.__module__ or ""
+        module = torch_functions.home_of(fn)
         if fn in torch_calls.ANSWERS:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
@@ -276,6 +277,8 @@ class Calls:
             return self.outside.recorder.as_subclass(*(args if owner is None else (owner, *args)), **kwargs)
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
+        if isinstance(owner, torch.Size) and fn.__name__ == "numel":
+            return self._numel(fn, (owner, *args), kwargs)
         if fn.__name__ in _METADATA_WRITES:
             if _changes_nothing(fn, args, kwargs):
                 return owner if isinstance(owner, torch.Tensor) else args[0]
@@ -297,6 +300,10 @@ class Calls:
             operator = fn in torch_functions.OVERRIDABLE or not isinstance(owner, types.ModuleType)
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
+
+    def _numel(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """`torch.Size.numel`, whose C code would take each symbol for the number that it is in this call."""
+        return math.prod(*args) if len(args) == 1 and isinstance(args[0], torch.Size) and not kwargs else MISSING
 
     def _changes_unseen(self, owner: object) -> bool:
         """Whether an object of torch's C code is the program's own, and what its methods say hangs on a state in it
@@ -729,6 +736,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch._check, Calls._assert_number),
     (torch.nn.functional.one_hot, Calls._one_hot),
     (torch._check_is_size, Calls._assert_number),
+    (torch.Size.numel, Calls._numel),
 )
 _MODULE_CALL: object = nn.Module.__call__
 _CALL_IMPL = nn.Module.__dict__["_call_impl"]

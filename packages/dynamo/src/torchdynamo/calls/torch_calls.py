@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from torch.autograd.function import FunctionMeta
 
 from torchdynamo.graph.leaving import is_higher_order, reason_to_leave, transforms
+from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.outside import imports
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
@@ -137,7 +138,7 @@ def runs_unhooked(function: object) -> bool:
     if isinstance(function, types.BuiltinFunctionType):
         return True
     if isinstance(function, types.FunctionType):
-        compiles = reason_to_leave(function, function.__module__ or "") == "compiler"
+        compiles = reason_to_leave(function, home_of(function)) == "compiler"
         return compiles or function in _UNHOOKED or transforms(function)
     owner = getattr(function, "__self__", None)
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)

@@ -19,6 +19,7 @@ try:
 except ImportError:  # torch does without
     numpy = None  # type: ignore[assignment]
 
+from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.reasons import BreakGraph
 
 # Functions whose result depends on more than their arguments, or that do more than return it.
@@ -84,7 +85,10 @@ def belongs(fn: object) -> bool:
     if isinstance(owner, (_GENERIC, ARRAY)):
         return True
     kind = getattr(fn, "__objclass__", None)
-    module = kind.__module__ if isinstance(kind, type) else getattr(fn, "__module__", None) or type(fn).__module__
+    if isinstance(fn, types.FunctionType):
+        module = home_of(fn)
+    else:
+        module = kind.__module__ if isinstance(kind, type) else getattr(fn, "__module__", None) or type(fn).__module__
     return isinstance(module, str) and (module == "numpy" or module.startswith("numpy."))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -39,13 +40,27 @@ HANDED_ON_IN_PART: frozenset[object] = frozenset({torch.nn.functional.l1_loss, t
 _ASKS_DATA: frozenset[object] = frozenset({torch.nn.functional.gaussian_nll_loss})
 
 
+# Packages whose functions are known by the module that they name.
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "typing_extensions"}
+
+
+def home_of(function: types.FunctionType) -> str:
+    """The module whose function it is. A wrapper goes by the module of what it wraps (`functools.wraps`), and is no
+    more of torch or NumPy for it: it is of the module where it was written."""
+    named = function.__module__ or ""
+    if named.partition(".")[0] not in _LIBRARIES:
+        return named
+    written = str(function.__globals__.get("__name__") or "")
+    return named if written.partition(".")[0] in _LIBRARIES else written
+
+
 def is_leaf(function: Any) -> bool:
     """A function of torch that runs as it is, under the recorder."""
     kind = type(function)
     if kind is types.FunctionType:
         if function in HANDED_ON_IN_PART or function in _ASKS_DATA:
             return False
-        return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
+        return home_of(function) in LEAF_MODULES or function in OVERRIDABLE
     if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
         return True
     if kind is types.BuiltinFunctionType:

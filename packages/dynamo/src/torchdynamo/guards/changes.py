@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.guards.shape_program import same_constant
 from torchdynamo.schemas import Guard, GuardKind
-from torchdynamo.sources import Scope, Source, TensorSize, resolve
+from torchdynamo.sources import Item, Scope, Source, TensorSize, resolve
 
 _KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
@@ -33,12 +33,21 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
             if type(value) is list and len(value) != guard.payload:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
-            numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
-            alike = type(value) is type(guard.payload) and type(value) in (tuple, *HANDED_ON)
-            if (numbers or alike) and not same_constant(value, guard.payload):
-                found.add(guard.source)
+            found.update(_changed_constants(value, guard.payload, guard.source))
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
             for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):
                 if expected is not None and size != expected:
                     found.add(TensorSize(guard.source, dim))
     return found
+
+
+def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
+    """Of a constant that is another one: itself, and the numbers in a tuple or size that are others."""
+    numbers = type(value) in (int, float) and type(expected) in (int, float)
+    alike = type(value) is type(expected) and type(value) in (tuple, torch.Size, *HANDED_ON)
+    if not (numbers or alike) or same_constant(value, expected):
+        return
+    yield source
+    if isinstance(value, tuple) and isinstance(expected, tuple) and len(value) == len(expected):
+        for index, (part, other) in enumerate(zip(value, expected, strict=True)):
+            yield from _changed_constants(part, other, Item(source, index))

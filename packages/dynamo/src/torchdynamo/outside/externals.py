@@ -207,7 +207,9 @@ class Externals:
             return self.inputs.number(value, source)
         if kind in HANDED_ON:
             return self.inputs.text(value, source)
-        if kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES):
+        if (kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES)) and not (
+            kind is torch.Size and self.inputs.changes(source)
+        ):
             self.guard(source, GuardKind.EQUALS, value)
             return value
         known = self.by_original.get(id(value))
@@ -428,8 +430,9 @@ class Externals:
             parts = tuple(
                 self.wrap(item, Item(source, index, own=own)) for index, item in enumerate(tuple.__iter__(value))
             )
-            sequence = hasattr(kind, "n_sequence_fields")  # torch.return_types, which `tuple` cannot make
-            made = kind(parts) if sequence else tuple.__new__(kind, parts)
+            # Sizes and torch.return_types are none that `tuple` could make.
+            direct = kind is torch.Size or hasattr(kind, "n_sequence_fields")
+            made = kind(parts) if direct else tuple.__new__(kind, parts)
             return self._register(value, source, made).value
         if isinstance(value, list):
             shadow = list.__new__(kind)

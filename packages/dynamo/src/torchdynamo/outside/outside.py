@@ -25,6 +25,7 @@ from torchdynamo.graph.run_time_texts import RunTimeText, RunTimeTexts
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.symbol_nodes import SymbolNodes
 from torchdynamo.graph.tensor_classes import class_of, remember_class
+from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
@@ -515,7 +516,7 @@ class Outside:
 
     def _part_of_function(self, fn: types.FunctionType, known: External, name: str, value: object) -> object:
         """A function's name, annotations, code and `__dict__` may be others while it is the same object."""
-        if name == "__closure__" or is_trusted_module(fn.__module__ or ""):
+        if name == "__closure__" or is_trusted_module(home_of(fn)):
             return value
         if name == "__dict__":
             return self.instance_dict(fn)
@@ -544,13 +545,13 @@ class Outside:
         """Whether an attribute in the `__dict__` of an object of a C type may change."""
         if not isinstance(obj, types.FunctionType):
             return True
-        return not (name.startswith("__") or is_trusted_module(obj.__module__ or ""))
+        return not (name.startswith("__") or is_trusted_module(home_of(obj)))
 
     def inline(self, fn: types.FunctionType) -> None:
         """The program calls `fn`, which is interpreted: its code must be the same next time."""
-        self.interpreted[fn.__code__] = fn.__module__ or ""
+        self.interpreted[fn.__code__] = home_of(fn)
         known = self.externals.lookup(fn)
-        if known is not None and not is_trusted_module(fn.__module__ or ""):
+        if known is not None and not is_trusted_module(home_of(fn)):
             source = Attribute(known.source, "__code__", native=True)
             self.externals.guard(source, GuardKind.IDENTITY, fn.__code__)
 
@@ -558,7 +559,7 @@ class Outside:
         """Default values as the program may hold them: constants as they are, all else by its source."""
         defaults, keywords = fn.__defaults__, fn.__kwdefaults__
         known = self.externals.lookup(fn)
-        if known is None or is_trusted_module(fn.__module__ or ""):
+        if known is None or is_trusted_module(home_of(fn)):
             return defaults, keywords
         if not isinstance(known.source, Pinned):  # made anew at each call
             return (
@@ -579,7 +580,7 @@ class Outside:
         """Python's library is asked about functions: whatever may be assigned to on them has to be as it is."""
         for function in functions:
             while isinstance(function := getattr(function, "__func__", function), types.FunctionType):
-                if self.externals.lookup(function) is None or is_trusted_module(function.__module__ or ""):
+                if self.externals.lookup(function) is None or is_trusted_module(home_of(function)):
                     break
                 self.inline(function)
                 self.function_defaults(function)

@@ -2,8 +2,8 @@
 
 `aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
 matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
-fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`, and in all versions that of
-`fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for that key the
+fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`, and in all versions `kron` and
+the derivative of `fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for that key the
 operators are the programs below. The key lies above autocast and autograd, which see the operators that a program is
 made of.
 """
@@ -39,12 +39,23 @@ def symbolic_keys() -> Any:
         aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
         aten.impl("trace", _trace, _KEY)
     aten.impl("fake_quantize_per_channel_affine_cachemask_backward", _fake_quantize_backward, _KEY)
+    aten.impl("kron", kron, _KEY)
     for name in _RESAMPLING:
         aten.impl(f"{name}.vec", _resampling(getattr(torch.ops.aten, name).default), _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+def kron(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Each dim of the result is one of `x` outside and one of `y` inside."""
+    rank = max(x.dim(), y.dim())
+    outer, inner = ((1,) * (rank - t.dim()) + tuple(t.shape) for t in (x, y))
+    view = torch.ops.aten._unsafe_view
+    product = view(x, [size for one in outer for size in (one, 1)]) * view(y, [s for one in inner for s in (1, one)])
+    joined: torch.Tensor = view(product, [a * b for a, b in zip(outer, inner, strict=True)])
+    return joined
 
 
 # What `interpolate` calls: torch's own programs take sizes, and products of sizes with factors, as numbers.
