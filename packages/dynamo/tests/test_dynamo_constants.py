@@ -42,7 +42,12 @@ def shaped(x: torch.Tensor) -> Any:
     return x * n.view(1, 1), made, torch.ones(n, n), torch.full((n,), 2.0)
 
 
-PROGRAMS: list[Callable[..., Any]] = [halves, conditions, written, shaped]
+def compared(x: torch.Tensor) -> Any:
+    """Tensors whose sizes differ are not equal, whatever they hold."""
+    return x * torch.equal(x, x[1:]), torch.equal(x, x[None]), x.equal(x.flatten()), torch.equal(x[:, :2], x)
+
+
+PROGRAMS: list[Callable[..., Any]] = [halves, conditions, written, shaped, compared]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

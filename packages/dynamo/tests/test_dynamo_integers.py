@@ -201,7 +201,13 @@ def test_sizes_handed_to_a_continuation(name: str) -> None:
         torchdynamo.graph_break()
         first, *_, last = numbers_in(carried)
         total = carried.numel() if isinstance(carried, torch.Size) else 0
-        return x.sum() * last + torch.zeros(last, first + 1).sum(), carried, type(carried) is torch.Size, len(carried), total
+        return (
+            x.sum() * last + torch.zeros(last, first + 1).sum(),
+            carried,
+            type(carried) is torch.Size,
+            len(carried),
+            total,
+        )
 
     compiled = torchdynamo.optimize(backend)(program)
     for n in range(CALLS):
@@ -221,3 +227,17 @@ def test_the_elements_of_a_size() -> None:
         x.shape[1:].numel(),
     )  # noqa: E731
     assert versions(program, calls, program) == 2
+
+
+def test_sizes_kept_by_a_key_of_several_parts() -> None:
+    """The place of what changes is known again, whatever object its key is."""
+
+    def step(x: torch.Tensor, kept: dict[tuple[object, ...], Any]) -> torch.Tensor:
+        size = kept["size", (None, 2), x.dim()]
+        kept["size", (None, 2), x.dim()] = x.shape
+        return x * size.numel() + size[0]
+
+    keeping: list[dict[tuple[object, ...], Any]] = [{("size", (None, 2), 2): torch.Size((1, 2))} for _ in range(2)]
+    shapes = [(n % 7 + 2, n + 3) for n in range(CALLS)]
+    calls = ((torch.randn(shape),) for shape in shapes)
+    assert versions(lambda x: step(x, keeping[0]), calls, lambda x: step(x, keeping[1])) == 2

@@ -15,6 +15,7 @@ import math
 import operator
 import os
 import pathlib
+import pickle
 import random
 import re
 import string
@@ -584,6 +585,31 @@ def generators(x: torch.Tensor, queue: Any) -> Any:
         yield result
 
     return first + second, [v if isinstance(v, str) else v.sum() for v in both()], sum(v * 2 for v in queue)
+
+
+@case(lambda: {"kept": {}, "names": ["a", "b"]}, calls=5)
+def results_kept_by_pickled_arguments(x: torch.Tensor, state: Any) -> Any:
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        key = ("size", args, pickle.dumps(kwargs))
+        state["kept"].setdefault(key, x * len(args))
+        return state["kept"][key]
+
+    made = remember(1, upper=False, name="a"), remember(), remember(1, pair=(1, "c"))
+    return (
+        made,
+        pickle.dumps(None),
+        pickle.dumps([1, 2.5, b"x"]),
+        pickle.dumps(
+            (1, ("a",)),
+        ),
+        len(state["kept"]),
+    )
+
+
+@case(lambda: ["a", "".join(["", "a"])], breaks=1)
+def pickled_by_identity(x: torch.Tensor, names: list[str]) -> Any:
+    """Of equal texts that come twice, pickle tells whether they are one object."""
+    return x + len(pickle.dumps(names))
 
 
 @pytest.mark.parametrize("found", cases_of(__name__))

@@ -65,6 +65,7 @@ from torchdynamo.reasons import (
     BreakGraph,
     ClassOutlivesGraph,
     GivesUp,
+    HookOutlivesGraph,
     LeafOutlivesGraph,
     OutlivesGraph,
     WorkOutlivesGraph,
@@ -264,6 +265,8 @@ def _capture_and_generate(
             directions, depth = Directions(refused_leaf=error.ordinal), None
         except WorkOutlivesGraph as error:
             directions, depth = Directions(refused_work=error.ordinal, refused_leaf=directions.refused_leaf), None
+        except HookOutlivesGraph as error:
+            directions, depth = Directions(refused_hook=error.ordinal, refused_leaf=directions.refused_leaf), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -415,6 +418,7 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
         codegen.side_effects()
         codegen.number_rows()
         codegen.check_conditions()
+        calls.gradient_hooks.refuse_changed()
         for said in calls.emissions.made:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
         for block in calls.blocks.close():

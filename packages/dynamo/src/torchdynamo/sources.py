@@ -153,19 +153,27 @@ class Item(_Step):
     def __eq__(self, other: object) -> bool:
         if type(other) is not Item or self.base != other.base:
             return False
-        return self.key is other.key or (
-            type(self.key) is type(other.key) and type(self.key) in _PLAIN_KEYS and self.key == other.key
-        )
+        return self.key is other.key or _same_key(self.key, other.key)
 
     def __hash__(self) -> int:
-        return hash((self.base, self.key if type(self.key) in _PLAIN_KEYS else id(self.key)))
+        return hash((self.base, self.key if _is_plain(self.key) else id(self.key)))
 
     def expression(self) -> str:
         base, key = self.base.expression(), repr(self.key) if self.pin is None else f"P[{self.pin}]"
         return f"{self.own}.__getitem__({base}, {key})" if self.own else f"{base}[{key}]"
 
 
-_PLAIN_KEYS = frozenset({int, str, bool, float, bytes})
+_PLAIN_KEYS = frozenset({int, str, bool, float, bytes, type(None)})
+
+
+def _is_plain(key: object) -> bool:
+    return type(key) in _PLAIN_KEYS or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def _same_key(a: object, b: object) -> bool:
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(map(_same_key, a, b))
+    return type(a) is type(b) and type(a) in _PLAIN_KEYS and a == b
 
 
 @_source

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import linecache
 import math
+import pickle
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from torchdynamo.calls.collectives import FUNCTIONAL, inlines, wait, with_group_
 from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
+from torchdynamo.calls.gradient_hooks import GradientHooks
 from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.jagged_calls import is_interpreted, is_method
 from torchdynamo.calls.layouts import inlines as lays_out
@@ -100,6 +102,7 @@ class Calls:
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
+        self.gradient_hooks = GradientHooks(outside.recorder, self.emissions)
         self.blocks = OpenBlocks(outside.recorder, self.emissions)
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
@@ -110,7 +113,15 @@ class Calls:
             tuple[dict[int, object], object]
         ] = []  # deep copies of tensors: the memo, and the tensor's memory
         groups = (self.process_groups, self.works)
-        rooms = (self.emissions, self.blocks, self.overrides, self.random_state, self.duals, *groups)
+        rooms = (
+            self.emissions,
+            self.gradient_hooks,
+            self.blocks,
+            self.overrides,
+            self.random_state,
+            self.duals,
+            *groups,
+        )
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for known in rooms for function, rule in known.rules()},
@@ -288,9 +299,10 @@ class Calls:
                 return torch_calls.ANSWERS[fn]
         except TypeError:
             return MISSING
-        if isinstance(owner, torch.Tensor) and fn.__name__ == "numpy":
-            return self.arrays.of_tensor(fn, (owner, *args), kwargs)
         method = getattr(torch.Tensor, fn.__name__, fn) if isinstance(owner, torch.Tensor) else fn
+        rule = self._rules.get(id(method)) if method is not fn else None
+        if rule is not None:
+            return rule(method, (owner, *args), kwargs)
         self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
             return self._context_variable(owner, fn, args)
@@ -300,6 +312,19 @@ class Calls:
             operator = fn in torch_functions.OVERRIDABLE or not isinstance(owner, types.ModuleType)
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
+
+    def _equal(self, fn: Callee, args: Args, kwargs: Kwargs) -> bool:
+        """`torch.equal` of tensors whose sizes differ, which the data has no say in."""
+        pair = args if len(args) == 2 and not kwargs else ()
+        if all(isinstance(t, FakeTensor) and class_of(t) is None for t in pair) and pair:
+            a, b = pair
+            if a.dtype is b.dtype and a.device == b.device and (a.dim() != b.dim() or tuple(a.shape) != tuple(b.shape)):
+                return False
+        raise BreakGraph("data_dependent_branch", "equal() of a tensor")
+
+    def _pickle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+        args = scalars.concrete(args)
+        return fn(*args) if len(args) == 1 and not kwargs and torch_calls.pickles_by_value(args[0]) else MISSING
 
     def _numel(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`torch.Size.numel`, whose C code would take each symbol for the number that it is in this call."""
@@ -737,6 +762,9 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.nn.functional.one_hot, Calls._one_hot),
     (torch._check_is_size, Calls._assert_number),
     (torch.Size.numel, Calls._numel),
+    (pickle.dumps, Calls._pickle),
+    (torch.equal, Calls._equal),
+    (torch.Tensor.equal, Calls._equal),
 )
 _MODULE_CALL: object = nn.Module.__call__
 _CALL_IMPL = nn.Module.__dict__["_call_impl"]

@@ -21,6 +21,7 @@ from torch.autograd.function import FunctionMeta
 from torchdynamo.graph.leaving import is_higher_order, reason_to_leave, transforms
 from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.outside import imports
+from torchdynamo.outside.externals import is_constant
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
 ANSWERS: dict[object, object] = {
@@ -110,6 +111,25 @@ PURE_C_FUNCTIONS: tuple[object, ...] = (
     os.fspath,
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
+
+
+def pickles_by_value(value: object) -> bool:
+    """Whether what `pickle` writes of a value follows from what its parts are equal to: it writes a part that it meets
+    again as a reference, so that no text, bytes or tuple may come twice. Lists and dicts are taken as the value itself
+    alone, since whether two of them are one object is not known."""
+    parts = [*value, *value.values()] if type(value) is dict else value if type(value) is list else (value,)
+    met: set[tuple[type, object]] = set()
+    todo = list(parts)  # type: ignore[call-overload]
+    while todo:
+        part = todo.pop()
+        if type(part) in (bool, int, float, type(None)):
+            continue
+        if type(part) not in (str, bytes, tuple) or not is_constant(part) or (type(part), part) in met:
+            return False
+        met.add((type(part), part))
+        todo.extend(part if type(part) is tuple else ())
+    return True
+
 
 # Locks of the library's own making, like that of `functools.cached_property` in 3.11: given back where capture ends.
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))

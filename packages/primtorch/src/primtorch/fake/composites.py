@@ -3,9 +3,9 @@
 `aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
 matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
 fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`, and in all versions `kron` and
-the derivative of `fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for that key the
-operators are the programs below. The key lies above autocast and autograd, which see the operators that a program is
-made of.
+the derivative of `fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for
+that key the operators are the programs below. The key lies above autocast and autograd, which see the operators that a
+program is made of.
 """
 
 from __future__ import annotations
