@@ -86,7 +86,13 @@ def kron_of(product: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tens
             out = product(x, y)
         except RuntimeError as error:
             return type(error), str(error)
-    return [call[0] for call in recorder.calls], out.shape, out.stride(), out.requires_grad, out.detach().flatten().tolist()
+    return (
+        [call[0] for call in recorder.calls],
+        out.shape,
+        out.stride(),
+        out.requires_grad,
+        out.detach().flatten().tolist(),
+    )
 
 
 def test_kron_is_torchs() -> None:
