@@ -15,7 +15,7 @@ from torchinductor.errors import InductorError
 from torchinductor.ir import Bundle, Kernel, Recorder, verify_kernels
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.bundles import bundle
-from torchinductor.scheduling.schedule import writes_of
+from torchinductor.scheduling.groups import writes_of
 
 pytest.importorskip("triton")
 

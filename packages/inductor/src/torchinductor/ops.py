@@ -124,6 +124,11 @@ class OpsHandler(Generic[V]):
         """
         raise NotImplementedError
 
+    def reduce_column(self, kind: ReductionKind, key: str, value: V) -> None:
+        """Accumulates `value` over the outer loops into `key`, for each point of the inner ones; stages of columns read
+        it by `carried`."""
+        raise NotImplementedError
+
     def carried(self, key: str, dtype: torch.dtype) -> V:
         """The result of a reduction of an earlier stage."""
         raise NotImplementedError
@@ -192,6 +197,9 @@ class PrintHandler(OpsHandler[str]):
     ) -> None:
         operands = [value, *([position] if position else []), *([f"about {about}"] if about else [])]
         self.lines.append(f"{self.indent}{key} = reduce_{kind}({', '.join(operands)})")
+
+    def reduce_column(self, kind: ReductionKind, key: str, value: str) -> None:
+        self.lines.append(f"{self.indent}{key} = reduce_column_{kind}({value})")
 
     def carried(self, key: str, dtype: torch.dtype) -> str:
         return self._emit(f"carried({key})")

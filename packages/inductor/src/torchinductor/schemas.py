@@ -77,6 +77,17 @@ class AdditionRates:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnSums:
+    """What a program that goes through rows can keep of the sums of their columns, and when it is to."""
+
+    columns: int  # of the widest row that it holds
+    sums: int  # 32-bit numbers
+    programs: int  # that the rows are dealt out to, each with sums of its own
+    rows: int  # from which on they are enough
+    least: int  # bytes that are not read a second time
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What is cheap and what is dear on a type of device: fusion, padding and layouts are decided by it."""
 
@@ -96,6 +107,8 @@ class DeviceTraits:
     walks_windows: bool = False
     # Whether what is written to one place by several iterations arrives in the loop's order.
     ordered_stores: bool = True
+    # Sums of columns in the kernels that go through the rows; None: they are kernels of their own.
+    columns: ColumnSums | None = None
     # Whether additions to few places are made without atomic operations, and when; None: never.
     additions: AdditionRates | None = None
 

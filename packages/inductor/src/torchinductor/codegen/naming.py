@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from primtorch.prims import PRIMS
-from torchinductor.ir import Apply, Bitcast, Body, IndexExpr, Indirect, Load, RandomBits, Reduce, Scan, Store, ToDtype
+from torchinductor.ir import Apply, Bitcast, Body, IndexExpr, Indirect, Load, RandomBits, Reduce, ReduceColumn, Scan, Store, ToDtype
 
 PLACEHOLDER = "KERNEL"  # where the name goes in a text that has none yet
 _LONGEST = 60
@@ -57,7 +57,7 @@ def _words(body: Body) -> Iterator[tuple[str, int]]:
     written = {name for op in body.of(Store) if op.mode == "set" for name in op.index.symbols()}
     for op in body.ops:
         match op:
-            case Reduce(kind=kind):
+            case Reduce(kind=kind) | ReduceColumn(kind=kind):
                 yield kind, _TELLING
             case Scan(kind=kind):
                 yield _SCANS.get(kind, kind), _TELLING

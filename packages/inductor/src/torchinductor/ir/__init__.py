@@ -5,7 +5,10 @@ inside each outer iteration (a reduction's or a scan's loops). Its `stages` run 
 
 * an "outer" stage runs its body once (pointwise over the outer axes);
 * an "inner" stage runs its body for every point of the inner axes; `reduce` in it accumulates, and the result is
-  `carried` to the stages after it.
+  `carried` to the stages after it;
+* a "columns" stage runs its body for every point of the inner axes, once for all outer iterations (or for each part of
+  them, where an axis says into how many they are dealt). What an inner stage accumulates with `reduce_column` over the
+  outer iterations is carried to it.
 
 So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for
 what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in
@@ -33,6 +36,7 @@ from torchinductor.ir.operations import (
     Part,
     RandomBits,
     Reduce,
+    ReduceColumn,
     Require,
     Scan,
     Store,
@@ -64,6 +68,7 @@ __all__ = [
     "RandomBits",
     "Recorder",
     "Reduce",
+    "ReduceColumn",
     "Require",
     "Scan",
     "Stage",

@@ -26,6 +26,7 @@ from torchinductor.ir.operations import (
     Part,
     RandomBits,
     Reduce,
+    ReduceColumn,
     Replay,
     Require,
     Scan,
@@ -79,7 +80,7 @@ class Body:
     @cached_property
     def reduces(self) -> frozenset[str]:
         """Keys that the body accumulates."""
-        return frozenset(op.key for op in self.of(Reduce))
+        return frozenset(op.key for op in self.ops if isinstance(op, (Reduce, ReduceColumn)))
 
     @cached_property
     def carries(self) -> frozenset[str]:
@@ -231,6 +232,9 @@ class Recorder(OpsHandler[int]):
     ) -> None:
         dtype = self.dtype(value) if position is None else torch.int64
         self.ops.append(Reduce(dtype, kind, key, value, position, about))
+
+    def reduce_column(self, kind: ReductionKind, key: str, value: int) -> None:
+        self.ops.append(ReduceColumn(self.dtype(value), kind, key, value))
 
     def carried(self, key: str, dtype: torch.dtype) -> int:
         return self.record(Carried(compute_dtype(dtype), key))

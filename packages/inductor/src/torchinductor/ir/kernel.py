@@ -13,7 +13,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import ONE, ZERO, number, variable
 from torchinductor.ir.body import Body
-from torchinductor.ir.operations import Indirect, Load, Store
+from torchinductor.ir.operations import Indirect, Load, ReduceColumn, Store
 from torchinductor.ops import PrintHandler
 
 Layout = TypeVar("Layout")
@@ -48,6 +48,8 @@ class Axis:
     name: str
     size: IntExpr
     inner: bool = False
+    # No loop: the outer iterations are dealt out to so many parts, and stages of columns run once for each.
+    part: bool = False
 
     @property
     def var(self) -> IntExpr:
@@ -55,12 +57,13 @@ class Axis:
         return variable(self.name)
 
 
-StageKind = Literal["outer", "inner"]
+StageKind = Literal["outer", "inner", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One body run for each outer iteration ("outer"), or for each point of the inner axes ("inner")."""
+    """One body run for each outer iteration ("outer"), for each point of the inner axes in it ("inner"), or for each of
+    these points behind all iterations ("columns")."""
 
     kind: StageKind
     body: Body
@@ -96,12 +99,28 @@ class Kernel:
     @property
     def outer(self) -> tuple[Axis, ...]:
         """The parallel loops."""
-        return tuple(a for a in self.axes if not a.inner)
+        return tuple(a for a in self.axes if not a.inner and not a.part)
 
     @property
     def inner(self) -> tuple[Axis, ...]:
         """The loops within each outer iteration."""
         return tuple(a for a in self.axes if a.inner)
+
+    @property
+    def part(self) -> Axis | None:
+        """The parts that the outer iterations are dealt out to, where they are."""
+        return next((a for a in self.axes if a.part), None)
+
+    @property
+    def column_reductions(self) -> tuple[ReduceColumn, ...]:
+        """What is accumulated over the outer axes."""
+        return tuple(op for stage in self.stages for op in stage.body.of(ReduceColumn))
+
+    def walked(self, kind: StageKind) -> tuple[Axis, ...]:
+        """The axes that a stage runs over."""
+        if kind == "columns":
+            return tuple(a for a in self.axes if a.inner or a.part)
+        return self.outer if kind == "outer" else (*self.outer, *self.inner)
 
     @cached_property
     def ranges(self) -> dict[str, IntExpr]:
@@ -158,9 +177,10 @@ class Kernel:
         lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
         for stage in self.stages:
             indent = "    "
-            if stage.kind == "inner":
-                lines.append(f"    for {loops(self.inner)}:")
+            if stage.kind != "outer":
                 indent = "      "
+                behind = stage.kind == "columns"
+                lines.append(f"  then for {loops(self.walked('columns'))}:" if behind else f"    for {loops(self.inner)}:")
             printer = PrintHandler(indent)
             stage.body.replay(printer)
             lines += printer.lines

@@ -252,6 +252,22 @@ class Reduce(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceColumn(Operation):
+    """Accumulates a value over the outer axes, for each point of the inner ones; stages of columns take the result by
+    its key."""
+
+    TAKES = ("value",)
+    dtype: torch.dtype
+    kind: ReductionKind
+    key: str
+    value: int
+
+    def replay(self, run: Replay[V]) -> Result[V]:
+        run.handler.reduce_column(self.kind, self.key, run.values[self.value])
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Carried(Operation):
     """The result of a reduction of an earlier stage."""
 
@@ -302,6 +318,7 @@ Op: TypeAlias = (
     | Apply
     | RandomBits
     | Reduce
+    | ReduceColumn
     | Carried
     | Scan
     | Part

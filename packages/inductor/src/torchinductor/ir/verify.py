@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torchinductor.errors import InductorError
 from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Kernel, Stage
-from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, Scan, Store
+from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, ReduceColumn, Scan, Store
 from torchinductor.ir.template import PROLOGUE, Template
 from torchinductor.ops import ELEMENTWISE
 
@@ -31,10 +31,10 @@ def verify(kernel: Kernel) -> None:
     * axes have distinct names, and inner stages stand only in kernels with inner axes;
     * an operation takes as many values as it has operands, of earlier operations of its stage that have one;
     * every buffer is known, and loaded as what it is;
-    * an index is over the axes, size symbols, and indirect indices that came before it in its stage; in an outer stage,
-      over outer axes only;
+    * an index is over the axes that its stage runs over, size symbols, and indirect indices that came before it there;
     * reductions and scans stand in inner stages, a key is reduced once, and carried by later stages only; a reduction
-      that is about another comes after it, in the same stage or a later one;
+      that is about another comes after it, in the same stage or a later one; only stages of columns carry what is
+      accumulated over the outer axes, and they carry nothing else;
     * a buffer lies in the place of another only where both are of one element type.
     """
     names = [axis.name for axis in kernel.axes]
@@ -95,11 +95,14 @@ def _fail(kernel: Kernel, text: str) -> None:
 
 
 def _verify_stage(kernel: Kernel, stage: Stage, number: int, carried: dict[str, int]) -> None:
-    body, inner = stage.body, {axis.name for axis in kernel.inner}
-    if stage.kind == "inner" and not inner:
-        _fail(kernel, "an inner stage without an inner axis")
-    if stage.kind == "outer" and (body.reduces or body.scans):
-        _fail(kernel, "a reduction in an outer stage")
+    body, others = stage.body, {axis.name for axis in kernel.axes} - {axis.name for axis in kernel.walked(stage.kind)}
+    if stage.kind != "outer" and not kernel.inner:
+        _fail(kernel, f"a stage of kind {stage.kind} without an inner axis")
+    if stage.kind != "inner" and (body.reduces or body.scans):
+        _fail(kernel, f"a reduction in a stage of kind {stage.kind}")
+    across = {op.key for op in kernel.column_reductions}
+    if body.carries & across if stage.kind != "columns" else body.carries - across:
+        _fail(kernel, f"{sorted(body.carries)} carried to a stage of kind {stage.kind}")
     if body.carries - carried.keys():
         _fail(kernel, f"{sorted(body.carries - carried.keys())} carried before they are reduced")
     jumps = {op.symbol for op in body.of(Indirect)}
@@ -109,16 +112,18 @@ def _verify_stage(kernel: Kernel, stage: Stage, number: int, carried: dict[str, 
             _fail(kernel, f"operation {position} uses a later value")
         for expr in op.indices:
             used = expr.symbols()
-            if stage.kind == "outer" and used & inner:
-                _fail(kernel, f"an outer stage indexes by an inner axis: {expr}")
+            if used & others:
+                _fail(kernel, f"a stage of kind {stage.kind} indexes by an axis that it does not run over: {expr}")
             if used & jumps - defined:
                 _fail(kernel, f"an index comes before what it names: {expr}")
         match op:
             case Indirect():
                 defined.add(op.symbol)
+            case Reduce() | ReduceColumn() if op.key in carried:
+                _fail(kernel, f"{op.key} is reduced twice")
+            case ReduceColumn():
+                carried[op.key] = number
             case Reduce():
-                if op.key in carried:
-                    _fail(kernel, f"{op.key} is reduced twice")
                 if (op.about is None) == (op.kind in ("sum_exp", "moments")):
                     _fail(kernel, f"reduction {op.kind} of {op.key} about {op.about}")
                 if op.about is not None and op.about not in carried:

@@ -21,7 +21,7 @@ def merge_axes(kernel: Kernel) -> Kernel:
         while position < len(axes):
             slow = axes[position]
             fast = next(
-                (f for f in axes if f is not slow and f.inner == slow.inner and _one_walk(steps, slow, f)), None
+                (f for f in axes if f is not slow and _alike(f, slow) and _one_walk(steps, slow, f)), None
             )
             if fast is None:
                 position += 1
@@ -43,6 +43,10 @@ def merge_axes(kernel: Kernel) -> Kernel:
         stage.body.replay(recorder, mapping)
         stages.append(Stage(stage.kind, recorder.body()))
     return replace(kernel, axes=tuple(final), stages=tuple(stages))
+
+
+def _alike(one: Axis, other: Axis) -> bool:
+    return (one.inner, one.part) == (other.inner, other.part)
 
 
 def by_rows(kernel: Kernel) -> Kernel | None:

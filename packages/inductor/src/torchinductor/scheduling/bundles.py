@@ -14,7 +14,7 @@ from torchinductor.cost import bytes_of
 from torchinductor.ir import Bundle, Kernel
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.ownership import buffers_of
-from torchinductor.scheduling.schedule import writes_of
+from torchinductor.scheduling.groups import writes_of
 
 KeyOf = Callable[[Kernel], "Hashable | None"]
 """Kernels of equal keys may share a launch; None for one that is launched alone."""

@@ -24,6 +24,7 @@ from torchinductor.ir import (
     RandomBits,
     Recorder,
     Reduce,
+    ReduceColumn,
     Scan,
     Stage,
     Store,
@@ -185,8 +186,7 @@ def _append(
 ) -> None:
     target = stages[place]
     body.replay(target)
-    for reduction in body.of(Reduce):
-        reduced[reduction.key] = place
+    reduced.update(dict.fromkeys(body.reduces, place))
     for op in target.ops:
         if isinstance(op, Store) and op.plain and op.buffer not in stored:
             made = _computation(target, op.value, choice.traits_for(op.buffer))
@@ -259,4 +259,4 @@ def _live_body(body: Body, buffers: frozenset[str] | set[str], keys: set[str]) -
 
 
 def _is_root(op: Op, buffers: frozenset[str] | set[str], keys: set[str]) -> bool:
-    return (isinstance(op, Store) and op.buffer in buffers) or (isinstance(op, Reduce) and op.key in keys)
+    return (isinstance(op, Store) and op.buffer in buffers) or (isinstance(op, (Reduce, ReduceColumn)) and op.key in keys)

@@ -131,7 +131,7 @@ def _only_store(kernel: Kernel, buffer: str) -> _Place | None:
     if len(stores) != 1:
         return None
     (store,) = stores
-    walked = kernel.axes if kernel.stages[store.stage].kind == "inner" else kernel.outer
+    walked = kernel.walked(kernel.stages[store.stage].kind)
     moves = store.op.index.symbols()
     apart = all(a.name in moves or a.size.as_int() == 1 for a in walked)
     return store if store.op.mode == "set" and apart else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -15,45 +15,11 @@ from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, Se
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.axes import aligned_along, by_rows
+from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
+from torchinductor.scheduling.groups import Group, reads_of, writes_of
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
-
-
-@dataclass(slots=True)
-class Group:
-    """Operations that run as one: a kernel, or one other operation."""
-
-    number: int
-    operation: Operation
-    reads: set[str]
-    writes: set[str]
-    before: set[int]  # groups that must have run
-    ancestors: int  # bit set of all groups before it, near and far
-
-
-def reads_of(operation: Operation) -> frozenset[str]:
-    """Buffers that an operation reads."""
-    match operation:
-        case Kernel() | Template() | Bundle() | ExternCall():
-            return frozenset(operation.reads)
-        case SeedCall():
-            return frozenset()
-        case ScalarRead():
-            return frozenset((operation.source.buffer,))
-
-
-def writes_of(operation: Operation) -> frozenset[str]:
-    """Buffers that an operation writes."""
-    match operation:
-        case Kernel() | Template() | Bundle():
-            return frozenset(operation.writes)
-        case ExternCall():
-            return frozenset(o for o in operation.outputs if o is not None)
-        case SeedCall():
-            return frozenset((operation.output,))
-        case ScalarRead():
-            return frozenset()
 
 
 def schedule(
@@ -66,7 +32,11 @@ def schedule(
     check(lowered.operations)
     numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
-    groups = _topological(_Fusion(options, numbers, traits_of).run(operations))
+    fusion = _Fusion(options, numbers, traits_of)
+    groups = fusion.run(operations)
+    if options.fuse:
+        groups = join_columns(groups, traits_of, fusion.with_columns)
+    groups = _topological(groups)
     check(group.operation for group in groups)
     finished = _finished(groups, outputs, traits_of)
     check(finished)
@@ -262,17 +232,35 @@ class _Fusion:
             return other.kind == "matmul" and not operation.inner and other.device == operation.device
         return isinstance(other, Kernel) and not other.scatters and other.device == operation.device
 
+    def with_columns(self, group: Group, second: Group, operation: Kernel) -> Kernel | None:
+        """A group's kernel with that of another, which is given turned round: its sums are of columns."""
+        assert isinstance(group.operation, Kernel)
+        if not self._may_join(group, operation, second.reads, second.writes):
+            return None
+        joined = join(group.operation, operation)
+        if joined is None:
+            return None
+        axes, ours, theirs = joined
+        origins = (*group.operation.origins, *operation.origins)
+        made = replace(group.operation, axes=axes, stages=(*ours, *theirs), origins=origins)
+        return made if _sound(made, len(ours), group.writes & second.reads) else None
+
+    def _may_join(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> bool:
+        assert isinstance(group.operation, (Kernel, Template))
+        first = loops_of(group.operation)
+        if group.writes & writes or group.reads & writes:
+            return False
+        if len(group.reads | group.writes | reads | writes) > self.options.max_buffers:
+            return False
+        if sum(len(s.body.ops) for k in (first, operation) for s in k.stages) > self.options.max_body:
+            return False
+        return not any(s.body.scans for k in (first, operation) for s in k.stages)
+
     def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | Template | None:
         assert isinstance(group.operation, (Kernel, Template))
         template = group.operation if isinstance(group.operation, Template) else None
         first = loops_of(group.operation)
-        if group.writes & writes or group.reads & writes:
-            return None
-        if len(group.reads | group.writes | reads | writes) > self.options.max_buffers:
-            return None
-        if sum(len(s.body.ops) for k in (first, operation) for s in k.stages) > self.options.max_body:
-            return None
-        if any(s.body.scans for k in (first, operation) for s in k.stages):
+        if not self._may_join(group, operation, reads, writes):
             return None
         for left, right in _in_orders(first, operation, template is None):
             joined = join(left, right)

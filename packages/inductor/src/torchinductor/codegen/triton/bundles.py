@@ -21,6 +21,8 @@ def key_of(kernel: Kernel) -> Hashable | None:
     layout = kernel.laid_out(Layout)
     if layout.wide or any(kernel.buffers[name].dtype not in POINTER_TYPES for name in kernel.arguments):
         return None
+    if layout.walk is not None:
+        return None
     if layout.shape == "flat":
         return "flat"
     return ("rows", layout.warps) if layout.shape == "reduction" and layout.persistent else None

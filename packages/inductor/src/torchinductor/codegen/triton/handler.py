@@ -87,7 +87,8 @@ class TritonHandler(OpsHandler[Value]):
         self.kernel, self.layout = kernel, kernel.laid_out(Layout)
         self.numbers = _numbers(kernel)
         self.lines: list[str] = []  # of the kernel's own level
-        self.loop: list[str] | None = None  # of the inner loop being written
+        self.loop: list[str] | None = None  # of the loop being written
+        self.moves = "r"  # the tile's dimension that moves from iteration to iteration of it
         self.after: list[str] = []  # what follows that loop
         self.dims: dict[str, frozenset[str]] = {}  # of axes and indirect indices
         self.pointers = {name: f"p{i}" for i, name in enumerate(kernel.arguments)}
@@ -115,13 +116,13 @@ class TritonHandler(OpsHandler[Value]):
         return f"{prefix}{self._count}"
 
     def emit(self, text: str, dtype: torch.dtype, dims: Iterable[str], *, hoist: bool = True) -> Value:
-        """Gives the expression a name. What does not vary over the inner tile goes in front of the loop."""
+        """Gives the expression a name. What does not vary with the loop goes in front of it."""
         dims = frozenset(dims)
         found = self._shared.get(text) or self._loop_shared.get(text)
         if found is not None:
             return found
         value = Value(self.name(), dtype, dims)
-        if self.loop is not None and ("r" in dims or not hoist):
+        if self.loop is not None and (self.moves in dims or not hoist):
             self.loop.append(f"{value.name} = {text}")
             self._loop_shared[text] = value
         else:
@@ -133,9 +134,9 @@ class TritonHandler(OpsHandler[Value]):
         """Adds a line, within the loop that is open."""
         (self.lines if self.loop is None else self.loop).append(text)
 
-    def begin_loop(self) -> None:
-        """What follows is in a loop."""
-        self.loop, self.after = [], []
+    def begin_loop(self, moves: str = "r") -> None:
+        """What follows is in a loop, along this dimension of the tile."""
+        self.loop, self.after, self.moves = [], [], moves
 
     def end_loop(self, head: str) -> None:
         """Closes the loop, whose first line is `head`; then comes what was to follow it."""
@@ -195,7 +196,7 @@ class TritonHandler(OpsHandler[Value]):
         for text in self._loads.pop(buffer, set()):
             self._shared.pop(text, None)
             self._loop_shared.pop(text, None)
-        if mode == "set" and mask is None and (self.loop is None or "r" not in dims):
+        if mode == "set" and mask is None and (self.loop is None or "r" not in dims or self.layout.walk is not None):
             self._forward(buffer, address, dims, value, dtype)
 
     @property
@@ -250,7 +251,7 @@ class TritonHandler(OpsHandler[Value]):
         name = self._places[value.name, size] = self.name("j")
         kind = "tl.int64" if self.layout.wide else "tl.int32"
         line = f"{name} = {value.name}.to({kind})"
-        inside = self.loop is not None and "r" in value.dims
+        inside = self.loop is not None and self.moves in value.dims
         lines = self.loop if inside and self.loop is not None else self.lines
         # As in eager, an index out of bounds stops the kernel before it touches memory. What lies past the tile's end
         # is computed too, but neither loaded nor stored.
@@ -426,7 +427,7 @@ class TritonHandler(OpsHandler[Value]):
         self.carried_values[key] = Value(result, dtype, frozenset({"x"}))
 
     def _finish(self, combine: Combine, key: str, totals: list[Value]) -> None:
-        lines = self.lines if self.loop is None else self.after
+        lines = self.lines if self.loop is None else self.loop if self.layout.persistent else self.after
         result = self.name("carry")
         dtype = totals[-1].dtype
         if combine.builtin is not None:
@@ -444,6 +445,17 @@ class TritonHandler(OpsHandler[Value]):
             lines.append(f"{spare}, {result} = tl.reduce(({pair}), 1, {combine.function})")
             lines.append(f"{result} = {result}[:, None]")
         self.carried_values[key] = Value(result, dtype, frozenset({"x"}))
+
+    def reduce_column(self, kind: ReductionKind, key: str, value: Value) -> None:
+        combine, shape = REDUCTIONS[kind], f"[{self.layout.x_block}, {self.layout.r_block}]"
+        start, name, result = literal(combine.identity(value.dtype), value.dtype), self.name("acc"), self.name("carry")
+        tile = f"tl.broadcast_to({value.name}, {shape})"
+        if "x" in self.masks:
+            tile = f"tl.where(tl.broadcast_to({self.masks['x']}, {shape}), {tile}, {start})"
+        self.lines.append(f"{name} = tl.full({shape}, {start}, {tl_type(value.dtype)})")
+        self.statement(f"{name} = {combine.function}({name}, {tile})")
+        self.after.append(f"{result} = tl.reduce({name}, 0, {combine.function})[None, :]")
+        self.carried_values[key] = Value(result, value.dtype, frozenset({"r"}))
 
     def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
         combine = SCANS[kind]

@@ -37,6 +37,14 @@ SMALL = 1 << 20  # elements of a sum of columns that is no more than the end of 
 SHARED_TILE = 8192  # elements of a tile whose rows share what they read
 SHARED_ROWS = 64  # of them
 SHARED_CHUNK = 4096  # points that all rows of such a tile should be given at least
+WALK_COLUMNS = 8192  # columns of rows that a program walks over with a sum for each
+WALK_SUMS = 16384  # of them, of 32 bits
+WALK_PROGRAMS = 132 * 2
+WALK_TILE = 4096  # elements of the rows that a program takes at a time
+WALK_ELEMENTS = 16  # of a row, a thread
+WALK_WARPS = 4  # at least
+WALK_STEPS = 4  # tiles that a program should have at least
+WALK_STAGES = 1  # iterations whose loads are under way at one time
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 
 _COMPARING = (Load, Apply, ToDtype, Constant, IndexExpr, Indirect, Reduce)
@@ -59,6 +67,7 @@ class Layout:
     warps: int = 4
     wide: bool = False  # offsets need 64 bits
     stages: int = 1  # iterations of a loop whose loads are under way at one time
+    walk: Axis | None = None  # the programs' axis, where each goes through tiles along x and keeps sums of columns
 
     def across(self, dim: str) -> int:
         """The length of a two-dimensional tile across one of its dimensions."""
@@ -67,6 +76,8 @@ class Layout:
     @property
     def grid(self) -> IntExpr:
         """Programs to launch."""
+        if self.walk is not None:
+            return self.walk.size
         count = product(a.size for a in self.fixed)
         for axes, block in ((self.x, self.x_block), (self.y, self.y_block)):
             if axes:
@@ -81,6 +92,8 @@ def _ceil_div(size: IntExpr, block: int) -> IntExpr:
 def planned(kernel: Kernel, join: bool = True) -> Kernel:
     """The kernel with axes merged, and with its layout. Where rows are looped over, passes over them are joined."""
     kernel = _as_memory_lies(merge_axes(kernel))
+    if kernel.part is not None:
+        return replace(kernel, layout=replace(_walk(kernel, kernel.part), wide=is_wide(kernel)))
     layout = _reduction(kernel) if kernel.inner else _pointwise(kernel)
     if kernel.inner and not layout.persistent and join:
         kernel = join_passes(kernel)
@@ -104,7 +117,7 @@ def _as_memory_lies(kernel: Kernel) -> Kernel:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether an offset or a linear position may not fit 32 bits. Unknown sizes may be large."""
-    extents = [product(a.size for a in kernel.axes)]
+    extents = [product(a.size for a in (*kernel.outer, *kernel.inner))]
     for name in kernel.arguments:
         buffer = kernel.buffers[name]
         reach = number(1)
@@ -244,6 +257,27 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     return Layout(
         "reduction", kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps
     )
+
+
+def walk_rows(columns: int) -> int:
+    """Rows of so many columns that a program takes at a time."""
+    return max(1, WALK_TILE // pow2(columns))
+
+
+def walk_parts(rows: int | None, columns: int) -> int:
+    """The programs that rows with sums of columns are dealt out to."""
+    if rows is None:
+        return WALK_PROGRAMS
+    return max(1, min(WALK_PROGRAMS, rows // (walk_rows(columns) * WALK_STEPS)))
+
+
+def _walk(kernel: Kernel, part: Axis) -> Layout:
+    """Rows with sums of columns: a program goes through many, some at a time."""
+    columns = _static(kernel.inner) or 1
+    x_block, r_block = walk_rows(columns), pow2(columns)
+    warps = min(16, pow2(max(WALK_WARPS, x_block * r_block // (32 * WALK_ELEMENTS))))
+    tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=x_block, r_block=r_block, persistent=True)
+    return replace(tile, walk=part, warps=warps, stages=WALK_STAGES)
 
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:

@@ -17,9 +17,10 @@ from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import contiguous_strides, dot, number, product
 from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage, compute_dtype
 from torchinductor.ops import ReductionKind, StoreMode
+from torchinductor.scheduling.columns import in_parts
 
 from .expressions import REDUCTIONS
-from .plan import Layout, chunks_wanted, planned
+from .plan import Layout, chunks_wanted, planned, walk_parts
 
 
 class Cut(NamedTuple):
@@ -36,7 +37,12 @@ class Cut(NamedTuple):
 
 
 def split_reductions(kernel: Kernel) -> list[Kernel]:
-    """The kernel itself, or several that do its work in order, planned. Sizes must be static for a split."""
+    """The kernel itself, or several that do its work in order, planned. Sizes must be static for a split; of a kernel
+    with sums of columns, the columns'."""
+    if kernel.column_reductions:
+        columns, rows = (product(a.size for a in axes).as_int() for axes in (kernel.inner, kernel.outer))
+        walked, ends = in_parts(kernel, number(walk_parts(rows, columns or 1)))
+        return [planned(walked), planned(ends)]
     whole = planned(kernel)
     cut = _cut(whole)
     if cut is None:

@@ -43,7 +43,8 @@ def write(kernel: Kernel) -> TritonSource:
 
 def body_of(kernel: Kernel) -> list[str]:
     """The statements of a planned kernel; the first one asks for the program's number. Raises Unsupported."""
-    return _LoopWriter(kernel).write()
+    walks = kernel.laid_out(Layout).walk is not None
+    return (_WalkWriter if walks else _LoopWriter)(kernel).write()
 
 
 def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
@@ -185,3 +186,28 @@ class _LoopWriter(Writer):
         stage.body.replay(handler)
         size = index_text(product(a.size for a in self.layout.r))
         handler.end_loop(f"for r0 in range(0, {size}, {self.layout.r_block}):")
+
+
+class _WalkWriter(_LoopWriter):
+    """All stages for some rows, in a loop over tiles of rows; behind it what is done for each column."""
+
+    def write(self) -> list[str]:
+        layout, handler = self.layout, self.handler
+        assert layout.walk is not None
+        self.begin()
+        self.line(f"{layout.walk.name} = pid")
+        self.line(f"zero = tl.zeros([{layout.x_block}, 1], tl.int32)")
+        self._inner_tile("0")
+        handler.begin_loop("x")
+        self.place("x", layout.x, layout.x_block, "tile", "[:, None]")
+        for position, stage in enumerate(self.kernel.stages):
+            if stage.kind != "columns":
+                self.wait(position)
+                stage.body.replay(handler)
+        tiles = (product(a.size for a in layout.x) + number(layout.x_block - 1)) // number(layout.x_block)
+        bounds = f"pid, {index_text(tiles)}, {index_text(layout.walk.size)}"
+        handler.end_loop(f"for tile in tl.range({bounds}, num_stages={layout.stages}):")
+        for stage in self.kernel.stages:
+            if stage.kind == "columns":
+                stage.body.replay(handler)
+        return handler.lines
