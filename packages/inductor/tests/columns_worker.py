@@ -42,7 +42,7 @@ def run(case: Case) -> dict[str, float]:
     return {"walks": walks, "error": error(compiled(*inputs), truth), "eager": error(eager, truth)}
 
 
-plan.WALK_TILE, plan.WALK_PROGRAMS, plan.WALK_STEPS = 128, 3, 2
+plan.WALK_TILE, plan.WALK_WARPS, plan.WALK_STEPS = 128, 12, 2
 torchinductor.register_codegen("cpu", Walking())
 for name in sys.argv[1:]:
     try:

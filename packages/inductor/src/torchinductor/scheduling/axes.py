@@ -70,6 +70,19 @@ def _one_walk(steps: Mapping[str, list[IntExpr | None]], slow: Axis, fast: Axis)
     return True
 
 
+def lies_inward(kernel: Kernel) -> bool | None:
+    """Whether neighbours in memory are neighbours along a reduction's inner axes, or along its outer ones; None where
+    there is no telling."""
+    inner = {axis.name for axis in kernel.inner}
+    found: set[bool] = set()
+    for op in (op for stage in kernel.stages for op in stage.body.accesses):
+        names = op.index.symbols()
+        if names & inner and any(axis.name in names for axis in kernel.outer):
+            steps = {axis: coefficient_of(op.index, axis.name) for axis in kernel.axes if axis.name in names}
+            found |= {axis.inner for axis, step in steps.items() if step is not None and step.as_int() == 1}
+    return found.pop() if len(found) == 1 else None
+
+
 def aligned_along(kernel: Kernel, axis: Axis, nbytes: int, stores: bool = False) -> bool:
     """Whether what is walked through along an axis begins at multiples of so many bytes, wherever the other axes
     stand; of what is stored alone, or of everything."""

@@ -14,7 +14,7 @@ from torchinductor.ir import Bundle, Kernel, Load, Store, Template, loops_of, ve
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
-from torchinductor.scheduling.axes import aligned_along, by_rows
+from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward
 from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.groups import Group, reads_of, writes_of
@@ -317,9 +317,13 @@ def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:
 
 def _worth(first: Kernel, second: Kernel, made: Kernel, traits: DeviceTraits) -> bool:
     """A pointwise kernel that joins a reduction loses its own parallel loops: it must still have enough of them, and
-    its rows be no worse to walk through than the reduction's."""
-    if not made.inner or (first.inner and second.inner):
+    its rows be no worse to walk through than the reduction's. Of two reductions over as many points (the rows and the
+    columns of a square matrix), each must go through memory as before."""
+    if not made.inner:
         return True
+    if first.inner and second.inner:
+        ways = {lies_inward(first), lies_inward(second)}
+        return not {True, False} <= ways
     outer = product(a.size for a in made.outer).as_int()
     total = product(a.size for a in made.axes).as_int()
     enough = outer is None or total is None or outer >= 64 or total <= 65536

@@ -20,7 +20,7 @@ from torchinductor.schemas import AdditionRates, ColumnSums, DeviceTraits, Induc
 
 from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler, triton_version
-from .plan import PERSISTENT_LIMIT, WALK_COLUMNS, WALK_PROGRAMS, WALK_SUMS, Layout
+from .plan import PERSISTENT_LIMIT, WALK_COLUMNS, WALK_SUMS, WALK_WARPS, Layout
 from .split import split_reductions
 from .templates import PLANNERS, write_template
 from .writer import TritonSource, write
@@ -73,7 +73,7 @@ class TritonBackend(CodegenBackend):
         # The gradient of T5's relative positions, 2^20 values a head into 32 rows of 8 heads, half of them into one
         # row, took 9.5 ms of an H200, which has 132 * 2048 threads with some values each: two heads at a time.
         # A comparison, choice and addition are some four instructions of 132 * 128 lanes at 1.7 GHz.
-        columns=ColumnSums(WALK_COLUMNS, WALK_SUMS, WALK_PROGRAMS, rows=2048, least=2 << 20),
+        columns=ColumnSums(WALK_COLUMNS, WALK_SUMS, programs=WALK_WARPS // 8, rows=2048, least=2 << 20),
         additions=AdditionRates(waiting=2.2e-9, under_way=2**21, comparisons=5e12, cache=5e12),
     )
 

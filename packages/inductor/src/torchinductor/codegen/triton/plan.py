@@ -39,10 +39,9 @@ SHARED_ROWS = 64  # of them
 SHARED_CHUNK = 4096  # points that all rows of such a tile should be given at least
 WALK_COLUMNS = 8192  # columns of rows that a program walks over with a sum for each
 WALK_SUMS = 16384  # of them, of 32 bits
-WALK_PROGRAMS = 132 * 2
+WALK_WARPS = 132 * 16  # of all programs together
 WALK_TILE = 4096  # elements of the rows that a program takes at a time
-WALK_ELEMENTS = 16  # of a row, a thread
-WALK_WARPS = 4  # at least
+WALK_ELEMENTS = 16  # of them, a thread
 WALK_STEPS = 4  # tiles that a program should have at least
 WALK_STAGES = 1  # iterations whose loads are under way at one time
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
@@ -87,6 +86,20 @@ class Layout:
 
 def _ceil_div(size: IntExpr, block: int) -> IntExpr:
     return (size + number(block - 1)) // number(block)
+
+
+def planned_end(kernel: Kernel) -> Kernel:
+    """The plan of a kernel that adds up what the programs of another one have summed up."""
+    kernel = merge_axes(kernel)
+    width, r_block = _end_width(_static(kernel.outer) or UNKNOWN_SIZE), pow2(_static(kernel.inner) or 1)
+    warps = max(1, min(8, width * r_block // 512))
+    tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=True)
+    return replace(kernel, layout=replace(tile, wide=is_wide(kernel), warps=warps))
+
+
+def _end_width(count: int) -> int:
+    """Of so many columns, those that a program takes which would wait for one load after the other."""
+    return max(8, min(128, pow2(-(-count // PROGRAMS_WANTED))))
 
 
 def planned(kernel: Kernel, join: bool = True) -> Kernel:
@@ -266,18 +279,20 @@ def walk_rows(columns: int) -> int:
 
 def walk_parts(rows: int | None, columns: int) -> int:
     """The programs that rows with sums of columns are dealt out to."""
-    if rows is None:
-        return WALK_PROGRAMS
-    return max(1, min(WALK_PROGRAMS, rows // (walk_rows(columns) * WALK_STEPS)))
+    programs = WALK_WARPS // _walk_warps(columns)
+    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns) * WALK_STEPS)))
+
+
+def _walk_warps(columns: int) -> int:
+    return max(4, min(16, walk_rows(columns) * pow2(columns) // (32 * WALK_ELEMENTS)))
 
 
 def _walk(kernel: Kernel, part: Axis) -> Layout:
     """Rows with sums of columns: a program goes through many, some at a time."""
     columns = _static(kernel.inner) or 1
     x_block, r_block = walk_rows(columns), pow2(columns)
-    warps = min(16, pow2(max(WALK_WARPS, x_block * r_block // (32 * WALK_ELEMENTS))))
     tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=x_block, r_block=r_block, persistent=True)
-    return replace(tile, walk=part, warps=warps, stages=WALK_STAGES)
+    return replace(tile, walk=part, warps=_walk_warps(columns), stages=WALK_STAGES)
 
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
@@ -292,7 +307,7 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     }
     if length is not None and count is not None and length * count <= SMALL:
         # The end of a sum of columns: few programs would wait for one load after the other.
-        width = max(8, min(128, pow2(-(-count // PROGRAMS_WANTED))))
+        width = _end_width(count)
         tile = COLUMN_PIECE
     else:
         width = 64 if together is None else min(128, pow2(together))

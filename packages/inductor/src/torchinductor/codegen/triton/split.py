@@ -20,7 +20,7 @@ from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.scheduling.columns import in_parts
 
 from .expressions import REDUCTIONS
-from .plan import Layout, chunks_wanted, planned, walk_parts
+from .plan import Layout, chunks_wanted, planned, planned_end, walk_parts
 
 
 class Cut(NamedTuple):
@@ -42,7 +42,7 @@ def split_reductions(kernel: Kernel) -> list[Kernel]:
     if kernel.column_reductions:
         columns, rows = (product(a.size for a in axes).as_int() for axes in (kernel.inner, kernel.outer))
         walked, ends = in_parts(kernel, number(walk_parts(rows, columns or 1)))
-        return [planned(walked), planned(ends)]
+        return [planned(walked), planned_end(ends)]
     whole = planned(kernel)
     cut = _cut(whole)
     if cut is None:
