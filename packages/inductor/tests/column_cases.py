@@ -1,4 +1,4 @@
-"""Programs that sum up columns of what they go through by rows."""
+"""Programs that sum up columns of what they go through by rows, with one kernel for both."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ class Case:
 
     Attributes:
         shapes: of the inputs.
-        walks: how many of its kernels go through rows with sums of columns.
-        kernels: how many it has, of more than a few rows.
     """
 
     program: Callable[..., object]
     shapes: tuple[tuple[int, ...], ...]
-    walks: int = 1
     dtype: torch.dtype = torch.float32
 
     def inputs(self) -> list[Tensor]:
@@ -76,3 +73,16 @@ CASES: dict[str, Case] = {
     "batches of rows": Case(gradients(normalise), ((4, 9, 32), (32,), (32,), (4, 9, 32))),
     "rows with a margin": Case(of_several_axes, ((4, 9, 32), (32,), (32,), (4, 9, 32))),
 }
+
+
+def of_any_number(p, n, x, slope, weight):  # type: ignore[no-untyped-def]
+    """In prims: rows without their means, and sums of columns of these and of what they are multiplied by."""
+    width = x.shape[1]
+    rows = p.sub(x, p.expand(p.mul(p.sum(x, (1,), True), 1 / width), x.shape))
+    scaled = p.mul(p.mul(rows, slope), p.expand(weight, x.shape))
+    return rows, p.sum(p.mul(rows, slope), (0,)), p.sum(slope, (0,)), scaled
+
+
+def of_any_number_in_eager(x: Tensor, slope: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    rows = x - x.mean(1, keepdim=True)
+    return rows, (rows * slope).sum(0), slope.sum(0), rows * slope * weight

@@ -8,6 +8,9 @@ from torch import fx
 
 from primtorch import prims
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv
+
+CPU = torch.device("cpu")
 
 
 class Value:
@@ -56,5 +59,28 @@ def build(fn, *examples):
         node.meta["val"] = example if isinstance(example, TensorSpec) else TensorSpec.of(example)
         values.append(Value(node, node.meta["val"]))
     out = fn(Recorder(graph), *values)
+    graph.output(tuple(v.node for v in (out if isinstance(out, tuple) else (out,))))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def symbolic(fn, hints, specs):
+    """A graph whose symbols are int placeholders; `specs(*symbols)` gives the tensor inputs' (shape, dtype)."""
+    env = ShapeEnv()
+    graph = fx.Graph()
+    symbols = []
+    for k, hint in enumerate(hints):
+        node = graph.placeholder(f"s{k}")
+        node.meta["val"] = env.symbol(hint, f"size{k}")
+        symbols.append(Value(node, node.meta["val"]))
+    values = []
+    for k, (shape, dtype) in enumerate(specs(*[s.spec for s in symbols])):
+        node = graph.placeholder(f"a{k}")
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.insert(0, step)
+            step = step * size
+        node.meta["val"] = TensorSpec(tuple(shape), tuple(strides), dtype, CPU)
+        values.append(Value(node, node.meta["val"]))
+    out = fn(Recorder(graph), *[s.spec for s in symbols], *values)
     graph.output(tuple(v.node for v in (out if isinstance(out, tuple) else (out,))))
     return fx.GraphModule(torch.nn.Module(), graph)

@@ -2,37 +2,9 @@
 
 import pytest
 import torch
-from prim_graphs import Recorder, Value, build
-from torch import fx
+from prim_graphs import build, symbolic
 
-from primtorch.spec import TensorSpec
-from primtorch.symbolic import ShapeEnv
 from torchinductor import InductorOptions, compile_graph
-
-CPU = torch.device("cpu")
-
-
-def symbolic(fn, hints, specs):
-    """A graph whose symbols are int placeholders; `specs(*symbols)` gives the tensor inputs' (shape, dtype)."""
-    env = ShapeEnv()
-    graph = fx.Graph()
-    symbols = []
-    for k, hint in enumerate(hints):
-        node = graph.placeholder(f"s{k}")
-        node.meta["val"] = env.symbol(hint, f"size{k}")
-        symbols.append(Value(node, node.meta["val"]))
-    values = []
-    for k, (shape, dtype) in enumerate(specs(*[s.spec for s in symbols])):
-        node = graph.placeholder(f"a{k}")
-        strides, step = [], 1
-        for size in reversed(shape):
-            strides.insert(0, step)
-            step = step * size
-        node.meta["val"] = TensorSpec(tuple(shape), tuple(strides), dtype, CPU)
-        values.append(Value(node, node.meta["val"]))
-    out = fn(Recorder(graph), *[s.spec for s in symbols], *values)
-    graph.output(tuple(v.node for v in (out if isinstance(out, tuple) else (out,))))
-    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 @pytest.mark.parametrize("native", [False, True])
