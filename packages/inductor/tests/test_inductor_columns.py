@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from column_cases import CASES, normalise_sum, share_and_sum
-from device_cases import gradients, normalise
+from device_cases import activate_and_share, gradients, normalise
 
 import primtorch
 from torchinductor.cost import traffic_of
@@ -73,6 +73,11 @@ def test_sums_of_what_is_stored_are_made_where_it_is_stored() -> None:
 )
 def test_other_sums_are_kernels_of_their_own(rows: int, columns: int) -> None:
     assert walks(planned(gradients(normalise), *norm(rows, columns))) == 0
+
+
+def test_what_computes_much_is_not_left_to_few_programs() -> None:
+    shapes = (8192, 1024), (1024,), (1024,), (8192, 1024)
+    assert walks(planned(gradients(activate_and_share), *shapes)) == 0
 
 
 def test_rows_and_columns_of_a_square_are_told_apart() -> None:

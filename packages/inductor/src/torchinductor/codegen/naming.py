@@ -12,7 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from primtorch.prims import PRIMS
-from torchinductor.ir import Apply, Bitcast, Body, IndexExpr, Indirect, Load, RandomBits, Reduce, ReduceColumn, Scan, Store, ToDtype
+from torchinductor.ir import (
+    Apply,
+    Bitcast,
+    Body,
+    IndexExpr,
+    Indirect,
+    Load,
+    RandomBits,
+    Reduce,
+    ReduceColumn,
+    Scan,
+    Store,
+    ToDtype,
+)
 
 PLACEHOLDER = "KERNEL"  # where the name goes in a text that has none yet
 _LONGEST = 60

@@ -180,7 +180,9 @@ class Kernel:
             if stage.kind != "outer":
                 indent = "      "
                 behind = stage.kind == "columns"
-                lines.append(f"  then for {loops(self.walked('columns'))}:" if behind else f"    for {loops(self.inner)}:")
+                lines.append(
+                    f"  then for {loops(self.walked('columns'))}:" if behind else f"    for {loops(self.inner)}:"
+                )
             printer = PrintHandler(indent)
             stage.body.replay(printer)
             lines += printer.lines

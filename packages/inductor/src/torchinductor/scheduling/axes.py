@@ -20,9 +20,7 @@ def merge_axes(kernel: Kernel) -> Kernel:
         position = 0
         while position < len(axes):
             slow = axes[position]
-            fast = next(
-                (f for f in axes if f is not slow and _alike(f, slow) and _one_walk(steps, slow, f)), None
-            )
+            fast = next((f for f in axes if f is not slow and _alike(f, slow) and _one_walk(steps, slow, f)), None)
             if fast is None:
                 position += 1
                 continue

@@ -15,20 +15,29 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.cost import bytes_of
 from torchinductor.indexing import contiguous_strides, dot, product
-from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, ReduceColumn, Stage, compute_dtype
-from torchinductor.ops import OpsHandler
+from torchinductor.ir import (
+    Apply,
+    Axis,
+    Body,
+    Buffer,
+    Kernel,
+    RandomBits,
+    Recorder,
+    Reduce,
+    ReduceColumn,
+    Stage,
+    compute_dtype,
+)
 from torchinductor.scheduling.groups import Group
 from torchinductor.schemas import ColumnSums, DeviceTraits
 
 Join = Callable[[Group, Group, Kernel], Kernel | None]
-"""What is made of a group's kernel and a second group's, whose kernel is given as it is to be joined; None where they do
-not fit."""
+"""What is made of a group's kernel and a second group's, whose kernel is given as it is to be joined; None where they
+do not fit."""
 
 
-def join_columns(
-    groups: Sequence[Group], traits_of: Callable[[torch.device], DeviceTraits], join: Join
-) -> list[Group]:
-    """The groups with sums of columns in the kernels of rows that touch what they read, where that moves fewer bytes."""
+def join_columns(groups: Sequence[Group], traits_of: Callable[[torch.device], DeviceTraits], join: Join) -> list[Group]:
+    """The groups with sums of columns in the kernels of rows that touch what they read, where that moves less."""
     left = {group.number: group for group in groups}
     for sums in groups:
         kernel = sums.operation
@@ -81,7 +90,12 @@ def _beside(sums: Group, groups: Iterable[Group]) -> list[Group]:
     found: list[tuple[int, Group]] = []
     for group in groups:
         kernel = group.operation
-        if group is sums or not isinstance(kernel, Kernel) or not kernel.inner or kernel.device != sums.operation.device:
+        if (
+            group is sums
+            or not isinstance(kernel, Kernel)
+            or not kernel.inner
+            or kernel.device != sums.operation.device
+        ):
             continue
         shared = sum(read[b] for b in sums.reads & (group.reads | group.writes) if b in read)
         if shared and not kernel.scatters:
@@ -111,7 +125,7 @@ def _worth(rows: Group, sums: Group, made: Kernel, limits: ColumnSums) -> bool:
     """Whether a program has room for a row and its sums, and the bytes that are read once less are more than those of
     what the programs have summed up."""
     columns, count = product(a.size for a in made.inner).as_int(), product(a.size for a in made.outer).as_int()
-    if columns is None or columns > limits.columns or (count is not None and count < limits.rows):
+    if columns is None or columns > limits.columns or (count is not None and count < limits.rows) or _heavy(made):
         return False
     room = 1 << max(columns - 1, 0).bit_length()
     if sum(room * max(compute_dtype(op.dtype).itemsize // 4, 1) for op in made.column_reductions) > limits.sums:
@@ -123,6 +137,20 @@ def _worth(rows: Group, sums: Group, made: Kernel, limits: ColumnSums) -> bool:
     saved = sum(read[b] for b in sums.reads & (rows.reads | rows.writes) if b in read)
     added = sum(1 for stage in sums.operation.stages for _ in stage.body.of(Reduce))
     return saved >= max(limits.least, 2 * added * columns * 4 * min(limits.programs, count))
+
+
+def _heavy(kernel: Kernel) -> bool:
+    """Whether a point of the inner axes takes a transcendental function, or a random number: programs that hold sums
+    are few, and compute less at a time."""
+    inner = {axis.name for axis in kernel.inner}
+    for body in (stage.body for stage in kernel.stages if stage.kind == "inner"):
+        varies: list[bool] = []
+        for op in body.ops:
+            moves = any(expr.symbols() & inner for expr in op.indices)
+            varies.append(moves or any(varies[at] for at in op.operands))
+            if varies[-1] and (isinstance(op, RandomBits) or (isinstance(op, Apply) and op.heavy)):
+                return True
+    return False
 
 
 def _merge(rows: Group, sums: Group, made: Kernel, groups: dict[int, Group]) -> None:

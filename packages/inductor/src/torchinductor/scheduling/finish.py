@@ -259,4 +259,6 @@ def _live_body(body: Body, buffers: frozenset[str] | set[str], keys: set[str]) -
 
 
 def _is_root(op: Op, buffers: frozenset[str] | set[str], keys: set[str]) -> bool:
-    return (isinstance(op, Store) and op.buffer in buffers) or (isinstance(op, (Reduce, ReduceColumn)) and op.key in keys)
+    return (isinstance(op, Store) and op.buffer in buffers) or (
+        isinstance(op, (Reduce, ReduceColumn)) and op.key in keys
+    )

@@ -10,7 +10,7 @@ import torch
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Bundle, Kernel, Load, Store, Template, loops_of, verify_kernels
+from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of

@@ -16,7 +16,7 @@ from typing import Literal
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, number, product
-from torchinductor.ir import Apply, Axis, Constant, IndexExpr, Indirect, Kernel, Load, Reduce, ToDtype
+from torchinductor.ir import Apply, Axis, Body, Constant, IndexExpr, Indirect, Kernel, Load, Reduce, ToDtype
 from torchinductor.scheduling.axes import aligned_along, by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
@@ -25,13 +25,16 @@ Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention"]
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
 # Tiles and numbers of threads were measured on an H200, on kernels of training steps of nine public models.
-COLUMN_PROGRAMS = 132 * 16  # enough where a program's loop has a small tile
+COLUMN_PROGRAMS = 132 * 16  # enough where a program's loop waits for loads of a small tile
 MIN_CHUNK = 2048  # elements that a program should reduce at least
 MOST_CHUNKS = 512  # the results of a column's parts are summed by few programs
+SHORT_LINE = 1024  # elements of a row that a pointwise kernel's programs seldom go beyond
 ROW_BLOCK = 2048  # elements of a row that a program of a pointwise kernel takes
 COLUMN_TILE = 2048  # elements of a tile of columns that is loaded at a time
 COLUMN_PIECE = 4096  # of one that is loaded at once, and of one that is the end of a sum
 NARROW = 64  # columns of the former
+AHEAD = 3  # iterations of a loop along a long row, or down some columns, whose loads are under way at one time
+AHEAD_BYTES = 8  # that are loaded for a point of it, at most
 SHORT_ROW = 64  # elements of a row of which a program takes eight
 SMALL = 1 << 20  # elements of a sum of columns that is no more than the end of another one
 SHARED_TILE = 8192  # elements of a tile whose rows share what they read
@@ -111,7 +114,7 @@ def planned(kernel: Kernel, join: bool = True) -> Kernel:
     if kernel.inner and not layout.persistent and join:
         kernel = join_passes(kernel)
         layout = _reduction(kernel)
-    stages = 2 if layout.r and not layout.persistent else 1
+    stages = 1 if layout.persistent else layout.stages
     return replace(kernel, layout=replace(layout, wide=is_wide(kernel), stages=stages))
 
 
@@ -196,16 +199,19 @@ def _pointwise(kernel: Kernel) -> Layout:
         block = min(pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
-    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.13 * width
+    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.15 * width
     if last is not None and len(axes) > 1 and long and aligned_along(kernel, last, 4):
         # What is the same for a row is read once. Shorter rows are a line like any other.
         return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=ROW_BLOCK, warps=4)
     total = _static(axes)
     block = 1024
     if total is not None and width is not None:
-        # A thread takes two vectors of 16-bit elements. Where rows end within them, four elements are better.
+        # A thread takes two vectors of 16-bit elements. Where rows end within them, four elements are better; one
+        # vector where rows are long.
         whole = len(axes) < 2 or width == pow2(width)
-        block = 512 if not whole else 1024 if last is not None and _checked_along(kernel, last) else 2048
+        one = whole or (width >= SHORT_LINE and width % 8 == 0)
+        checked = last is not None and _checked_along(kernel, last)
+        block = 512 if not one else 2048 if whole and not checked else 1024
         block = max(128, min(block, pow2(-(-total // PROGRAMS_WANTED))))
     return Layout("flat", tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
 
@@ -225,14 +231,34 @@ def _reduction(kernel: Kernel) -> Layout:
         return _shared_rows(kernel, shared, length)
     if length is not None and length <= PERSISTENT_LIMIT:
         return _persistent_row(kernel, length, count)
-    passes = sum(stage.kind == "inner" for stage in kernel.stages)
-    # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
-    # Odd rows are read two or four bytes at a time: by programs that take less of them.
-    aligned = aligned_along(kernel, inner[-1], 16)
-    block, warps = (8192, 32) if passes > 1 and not ordered else (4096, 8) if aligned else (2048, 4)
+    block, warps, stages = _long_row(kernel, ordered)
     if length is not None:
         block = min(pow2(length), block)
-    return Layout("reduction", outer, r=inner, x_block=1, r_block=block, warps=warps)
+    return Layout("reduction", outer, r=inner, x_block=1, r_block=block, warps=warps, stages=stages)
+
+
+def _long_row(kernel: Kernel, ordered: bool) -> tuple[int, int, int]:
+    """Elements, warps and stages of a loop along a row that registers do not hold."""
+    bodies = [stage.body for stage in kernel.stages if stage.kind == "inner"]
+    # Odd rows are read two or four bytes at a time: by programs that take less of them.
+    if not aligned_along(kernel, kernel.inner[-1], 16):
+        return (8192, 32, 1) if len(bodies) > 1 and not ordered else (2048, 4, 1)
+    ahead = max(_loaded(kernel, body) for body in bodies) <= AHEAD_BYTES
+    if len(bodies) > 1 and not ordered:
+        # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow
+        # ones. Where they are stored, too, it is better not to wait for loads.
+        return (4096, 8, AHEAD) if ahead and any(body.writes for body in bodies) else (8192, 32, 1)
+    plain = all(not op.heavy for body in bodies for op in body.of(Apply)) and all(
+        op.kind in ("sum", "moments") for body in bodies for op in body.of(Reduce)
+    )
+    return (4096, 4, AHEAD) if ahead and plain and not ordered else (4096, 8, 1)
+
+
+def _loaded(kernel: Kernel, body: Body) -> int:
+    """The bytes that a body loads for each point of the inner axes."""
+    inner = {axis.name for axis in kernel.inner}
+    loads = {(op.buffer, op.index): op.dtype.itemsize for op in body.of(Load) if op.index.symbols() & inner}
+    return sum(loads.values())
 
 
 def _sharing(kernel: Kernel) -> tuple[Axis, ...]:
@@ -305,6 +331,7 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
         for op in stage.body.accesses
         if last.name in op.index.symbols() and op.index.symbols() & {a.name for a in kernel.inner}
     }
+    stages = 1
     if length is not None and count is not None and length * count <= SMALL:
         # The end of a sum of columns: few programs would wait for one load after the other.
         width = _end_width(count)
@@ -312,15 +339,25 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     else:
         width = 64 if together is None else min(128, pow2(together))
         # Few programs, where a sum could not be split: each has more under way.
+        alone = len(walked) == 1 and sum(1 for stage in kernel.stages for _ in stage.body.of(Reduce)) == 1
         few = count is not None and count < width * PROGRAMS_WANTED // 2
         tile = 4 * COLUMN_TILE if few or len(walked) == 1 else COLUMN_TILE
+        if alone:
+            tile, stages = COLUMN_PIECE, AHEAD
         if length is not None and length <= COLUMN_PIECE // NARROW:
             width, tile = min(width, NARROW), COLUMN_PIECE
     r_block = tile // width if length is None else min(tile // width, pow2(length))
     whole = length is not None and length <= r_block
     warps = max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
     return Layout(
-        "reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=warps
+        "reduction",
+        kernel.outer,
+        r=kernel.inner,
+        x_block=width,
+        r_block=r_block,
+        persistent=whole,
+        warps=warps,
+        stages=stages,
     )
 
 
@@ -331,4 +368,5 @@ def chunks_wanted(layout: Layout, count: int, length: int) -> int:
     programs = -(-count // layout.x_block)
     if layout.x_block == 1:
         return min(PROGRAMS_WANTED // programs, length // MIN_CHUNK)
-    return min(COLUMN_PROGRAMS // programs, length * layout.x_block // (4 * MIN_CHUNK), MOST_CHUNKS)
+    wanted = COLUMN_PROGRAMS if layout.stages == 1 else PROGRAMS_WANTED
+    return min(wanted // programs, length * layout.x_block // (4 * MIN_CHUNK), MOST_CHUNKS)

@@ -185,7 +185,9 @@ class _LoopWriter(Writer):
         self._inner_tile("r0")
         stage.body.replay(handler)
         size = index_text(product(a.size for a in self.layout.r))
-        handler.end_loop(f"for r0 in range(0, {size}, {self.layout.r_block}):")
+        bounds = f"0, {size}, {self.layout.r_block}"
+        ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
+        handler.end_loop(f"for r0 in {ahead}:")
 
 
 class _WalkWriter(_LoopWriter):
