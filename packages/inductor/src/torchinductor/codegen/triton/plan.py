@@ -40,6 +40,7 @@ SMALL = 1 << 20  # elements of a sum of columns that is no more than the end of 
 SHARED_TILE = 8192  # elements of a tile whose rows share what they read
 SHARED_ROWS = 64  # of them
 SHARED_CHUNK = 4096  # points that all rows of such a tile should be given at least
+END_WARPS = 4  # of the end of a sum, whatever its size: ends of several sums share a launch
 WALK_COLUMNS = 8192  # columns of rows that a program walks over with a sum for each
 WALK_SUMS = 16384  # of them, of 32 bits
 WALK_WARPS = 132 * 16  # of all programs together
@@ -95,9 +96,8 @@ def planned_end(kernel: Kernel) -> Kernel:
     """The plan of a kernel that adds up what the programs of another one have summed up."""
     kernel = merge_axes(kernel)
     width, r_block = _end_width(_static(kernel.outer) or UNKNOWN_SIZE), pow2(_static(kernel.inner) or 1)
-    warps = max(1, min(8, width * r_block // 512))
     tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=True)
-    return replace(kernel, layout=replace(tile, wide=is_wide(kernel), warps=warps))
+    return replace(kernel, layout=replace(tile, wide=is_wide(kernel), warps=END_WARPS))
 
 
 def _end_width(count: int) -> int:
@@ -332,33 +332,24 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
         if last.name in op.index.symbols() and op.index.symbols() & {a.name for a in kernel.inner}
     }
     stages = 1
-    if length is not None and count is not None and length * count <= SMALL:
+    end = length is not None and count is not None and length * count <= SMALL
+    if end:
         # The end of a sum of columns: few programs would wait for one load after the other.
-        width = _end_width(count)
-        tile = COLUMN_PIECE
+        width, tile = _end_width(count or 1), COLUMN_PIECE
     else:
         width = 64 if together is None else min(128, pow2(together))
         # Few programs, where a sum could not be split: each has more under way.
-        alone = len(walked) == 1 and sum(1 for stage in kernel.stages for _ in stage.body.of(Reduce)) == 1
         few = count is not None and count < width * PROGRAMS_WANTED // 2
         tile = 4 * COLUMN_TILE if few or len(walked) == 1 else COLUMN_TILE
-        if alone:
+        if len(walked) == 1 and sum(1 for stage in kernel.stages for _ in stage.body.of(Reduce)) == 1:
             tile, stages = COLUMN_PIECE, AHEAD
         if length is not None and length <= COLUMN_PIECE // NARROW:
             width, tile = min(width, NARROW), COLUMN_PIECE
     r_block = tile // width if length is None else min(tile // width, pow2(length))
     whole = length is not None and length <= r_block
-    warps = max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
-    return Layout(
-        "reduction",
-        kernel.outer,
-        r=kernel.inner,
-        x_block=width,
-        r_block=r_block,
-        persistent=whole,
-        warps=warps,
-        stages=stages,
-    )
+    warps = END_WARPS if end else max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
+    layout = Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block)
+    return replace(layout, persistent=whole, warps=warps, stages=stages)
 
 
 def chunks_wanted(layout: Layout, count: int, length: int) -> int:
