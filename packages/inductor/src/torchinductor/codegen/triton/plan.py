@@ -199,7 +199,7 @@ def _pointwise(kernel: Kernel) -> Layout:
         block = min(pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
-    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.15 * width
+    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.13 * width
     if last is not None and len(axes) > 1 and long and aligned_along(kernel, last, 4):
         # What is the same for a row is read once. Shorter rows are a line like any other.
         return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=ROW_BLOCK, warps=4)
