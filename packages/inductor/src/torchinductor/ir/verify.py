@@ -97,7 +97,8 @@ def _fail(kernel: Kernel, text: str) -> None:
 def _verify_stage(kernel: Kernel, stage: Stage, number: int, carried: dict[str, int]) -> None:
     body, others = stage.body, {axis.name for axis in kernel.axes} - {axis.name for axis in kernel.walked(stage.kind)}
     if stage.kind != "outer" and not kernel.inner:
-        _fail(kernel, f"a stage of kind {stage.kind} without an inner axis")
+        name = "an inner stage" if stage.kind == "inner" else "a stage of columns"
+        _fail(kernel, f"{name} without an inner axis")
     if stage.kind != "inner" and (body.reduces or body.scans):
         _fail(kernel, f"a reduction in a stage of kind {stage.kind}")
     across = {op.key for op in kernel.column_reductions}
