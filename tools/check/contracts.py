@@ -60,7 +60,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
         ("lower", "functional_forms", "coverage", "derived", "random_state", "packed", "communication", "pullbacks"),
-        ("verify", "trace", "__main__"),
+        ("verify", "trace", "quantised", "__main__"),
         ("",),
     ),
     "aotautograd": (

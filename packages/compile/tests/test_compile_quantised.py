@@ -101,25 +101,6 @@ def _flat(results: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]) -> li
     return [output, *states]
 
 
-@pytest.mark.expected_eager("special_tensor", "operator_without_meta")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_quantised_tensors(backend: str) -> None:
-    """What takes one, or gives one, runs eagerly: the graph has no scale for its numbers."""
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = torch.quantize_per_tensor(y * 2, 0.1, 3, torch.qint8)
-        return torch.relu(x), x.dequantize() * 2 + y, x.int_repr(), made, made.dequantize().sin()
-
-    compiled = torchcompile.compile(program, backend=backend)
-    for rows in (4, 4, 6):
-        x = torch.quantize_per_tensor(torch.randn(rows, 4), 0.1, 3, torch.quint8)
-        y = torch.randn(rows, 4)
-        for ours, theirs in zip(compiled(x, y), program(x, y), strict=True):
-            assert ours.is_quantized == theirs.is_quantized and ours.dtype == theirs.dtype
-            assert not ours.is_quantized or (ours.q_scale(), ours.q_zero_point()) == (0.1, 3)
-            torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("first", [torch.int8, torch.uint8, torch.int32, torch.float32])
 @pytest.mark.parametrize("second", [torch.int8, torch.uint8])
 @pytest.mark.expected_eager("program_raised")

@@ -45,6 +45,12 @@ c10::IValue build(const Argument& argument, const Frame& frame) {
       }
       return list;
     }
+    case Argument::Kind::Numbers: {
+      c10::List<at::Scalar> list;
+      list.reserve(argument.items.size());
+      for (const Argument& item : argument.items) list.push_back(build(item, frame).toScalar());
+      return list;
+    }
   }
   return {};
 }

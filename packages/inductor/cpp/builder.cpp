@@ -72,6 +72,7 @@ Argument argument_of(const Argument& given, const c10::Type& type) {
   const bool optional_tensors = element.kind() == c10::TypeKind::OptionalType;
   argument.kind = tensors ? Argument::Kind::Tensors
       : optional_tensors  ? Argument::Kind::OptionalTensors
+      : element.kind() == c10::TypeKind::NumberType ? Argument::Kind::Numbers
                           : Argument::Kind::Integers;
   for (Argument& item : argument.items) item = argument_of(item, element);
   return argument;

@@ -37,7 +37,7 @@ struct Dims {
 // An ATen argument: a finished IValue, or a recipe that reads slots and values. A `List` is of a kind that the operator's
 // schema says; in an instruction there is none.
 struct Argument {
-  enum class Kind : int8_t { Fixed, Slot, Value, FloatValue, List, Tensors, OptionalTensors, Integers };
+  enum class Kind : int8_t { Fixed, Slot, Value, FloatValue, List, Tensors, OptionalTensors, Integers, Numbers };
   Kind kind = Kind::Fixed;
   c10::IValue fixed;
   int32_t index = 0;

@@ -113,11 +113,7 @@ def int4_packed(x: torch.Tensor) -> Any:
     return torch._weight_int4pack_mm_for_cpu(rows, packed, 32, torch.ones(2, 16, 2))
 
 
-# Quantised tensors have a scale that fakes have not: what makes them and what takes them runs eagerly.
-_TENSORS = ("operator_without_meta", "special_tensor")
-
-
-@part(QUANTISED, "quantize_per_tensor and dequantize", *_TENSORS, gradient=False)
+@part(QUANTISED, "quantize_per_tensor and dequantize", gradient=False)
 def quantised_and_back(x: torch.Tensor) -> Any:
     return torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8).dequantize() + x
 
@@ -218,7 +214,7 @@ maker(QUANTISED, "FakeQuantize", "data_dependent_branch", calls=lambda: batches(
 maker(QUANTISED, "an observer of the range", calls=lambda: batches(16), gradient=False)(MinMaxObserver)
 
 
-@part(QUANTISED, "packed parameters made within", *_TENSORS, calls=lambda: batches(16), gradient=False)
+@part(QUANTISED, "packed parameters made within", "special_tensor", calls=lambda: batches(16), gradient=False)
 def packed_within(x: torch.Tensor) -> Any:
     weight = torch.quantize_per_tensor(torch.ones(8, 16), 0.1, 0, torch.qint8)
     return torch.ops.quantized.linear_dynamic(x, torch.ops.quantized.linear_prepack(weight, None))
@@ -233,7 +229,7 @@ class Static(nn.Module):
         return self.leave(torch.relu(self.layers(self.enter(x)))) * 2
 
 
-@maker(QUANTISED, "a static model, converted", *_TENSORS, "tensor_to_number", calls=lambda: batches(16), gradient=False)
+@maker(QUANTISED, "a static model, converted", calls=lambda: batches(16), gradient=False)
 def static() -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -191,10 +191,11 @@ _TABLE = (
     ),
     Reason(
         "special_tensor",
-        "a tensor is used that can be no input of a graph: it is sparse, nested of the strided layout, quantised,"
-        " conjugated or negated where it is read, or a view whose history autograd refuses to make; what only hands it"
-        " on stays in the graph. Of a nested tensor of the jagged layout a row is asked for, or a number of its"
-        " lengths, it is written to, or torch refuses the call",
+        "a tensor is used that can be no input of a graph: it is sparse, nested of the strided layout, quantised to"
+        " parts of a byte, conjugated or negated where it is read, or a view whose history autograd refuses to make;"
+        " what only hands it on stays in the graph. Of a nested tensor of the jagged layout a row is asked for, or a"
+        " number of its lengths, it is written to, or torch refuses the call. Of a quantised tensor an operator is"
+        " called that graphs do not hold",
         "make a dense tensor of it (to_dense, to_padded_tensor, dequantize, resolve_conj) outside of the compiled"
         " function",
     ),

@@ -2,7 +2,7 @@
 
 A graph holds tensors and numbers. Such an operator stands in it under a namespace of its own (`in_graph`): in the place
 of each object is its number, which is an input like any other, and in front is what the shapes of results depend on
-(`size_of`). So a graph is compiled once for all objects of one size, and can be kept on disk.
+(`sizes_of`). So a graph is compiled once for all objects of these sizes, and can be kept on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.fake.tensor import FakeMode, FakeTensor, register_special
-from primtorch.layout import contiguous_strides
+from primtorch.layout import channels_last_order, contiguous_strides, strides_in_order
 from primtorch.spec import Size, TensorSpec
 
 NAMESPACE = "primtorch_packed"
@@ -35,7 +35,7 @@ class _Known:
 
     object: weakref.ref[torch.ScriptObject]
     number: int
-    size: int
+    sizes: tuple[int, ...]
     has_history: bool
 
 
@@ -49,10 +49,10 @@ def number_of(packed: torch.ScriptObject) -> int:
     return _known(packed).number
 
 
-def size_of(packed: torch.ScriptObject) -> int:
-    """What shapes of results depend on: the features that a linear layer gives, the length of an embedding's rows; 0
-    for the cells of recurrent layers, whose states tell it."""
-    return _known(packed).size
+def sizes_of(packed: torch.ScriptObject) -> tuple[int, ...]:
+    """What shapes of results depend on: the features that a linear layer gives, the length of an embedding's rows, a
+    convolution's `Window`; none for the cells of recurrent layers, whose states tell it."""
+    return _known(packed).sizes
 
 
 def has_history(packed: torch.ScriptObject) -> bool:
@@ -75,13 +75,18 @@ def _known(packed: torch.ScriptObject) -> _Known:
 
     kind = str(packed._type()).rpartition(".")[2]
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        size = _SIZES[kind](packed)  # whoever asks may be tracing
-        found = _Known(weakref.ref(packed, forget), number, size, _adds_bias(packed))
+        sizes = _SIZES[kind](packed)  # whoever asks may be tracing
+        found = _Known(weakref.ref(packed, forget), number, sizes, _adds_bias(packed))
     _by_identity[identity] = _by_number[number] = found
     return found
 
 
-def _object(number: int) -> torch.ScriptObject:
+def object_of(number: int) -> torch.ScriptObject:
+    """The object that has the number.
+
+    Raises:
+        RuntimeError: it is no longer there.
+    """
     known = _by_number.get(number)
     packed = None if known is None else known.object()
     if packed is None:
@@ -89,12 +94,55 @@ def _object(number: int) -> torch.ScriptObject:
     return packed
 
 
-def _features(packed: Any) -> int:
-    return int(packed.unpack()[0].shape[0])
+def _features(packed: Any) -> tuple[int, ...]:
+    return (int(packed.unpack()[0].shape[0]),)
 
 
-def _row(packed: Any) -> int:
-    return int(torch.ops.quantized.embedding_bag_unpack(packed).shape[1])
+def _row(packed: Any) -> tuple[int, ...]:
+    return (int(torch.ops.quantized.embedding_bag_unpack(packed).shape[1]),)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a convolution's shape depends on. Of one over a single dim there are two dims here, the first of size 1."""
+
+    channels: int
+    transposed: bool
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+
+    @staticmethod
+    def of(sizes: Sequence[int]) -> Window:
+        """The window that `sizes_of` tells."""
+        rest, dims = sizes[2:], (len(sizes) - 2) // 5
+        return Window(sizes[0], bool(sizes[1]), *(tuple(rest[i * dims : (i + 1) * dims]) for i in range(5)))
+
+    def strides(self, shape: Sequence[Size]) -> tuple[Size, ...]:
+        """How a convolution of quantised weights lays out its result: channels last, also of one dim."""
+        return strides_in_order(tuple(shape), channels_last_order(len(shape)))
+
+    def shape(self, x: Sequence[Size]) -> tuple[Size, ...]:
+        """The shape of the result for an operand of this shape."""
+        last = len(x) - 2
+        parts = (self.kernel, self.stride, self.padding, self.dilation, self.output_padding)
+        spatial = []
+        for size, kernel, stride, padding, dilation, more in zip(x[2:], *(part[-last:] for part in parts), strict=True):
+            reach = dilation * (kernel - 1)
+            if self.transposed:
+                spatial.append((size - 1) * stride - 2 * padding + reach + more + 1)
+            else:
+                spatial.append((size + 2 * padding - reach - 1) // stride + 1)
+        return x[0], self.channels, *spatial
+
+
+def _window(packed: Any) -> tuple[int, ...]:
+    weight, transposed = packed.unpack()[0], bool(packed.transpose())
+    channels = weight.shape[1] * packed.groups() if transposed else weight.shape[0]
+    parts = (weight.shape[2:], packed.stride(), packed.padding(), packed.dilation(), packed.output_padding())
+    return channels, int(transposed), *(int(size) for part in parts for size in part)
 
 
 def _adds_bias(packed: Any) -> bool:
@@ -108,10 +156,12 @@ def _adds_bias(packed: Any) -> bool:
     return False
 
 
-_SIZES: dict[str, Callable[[Any], int]] = {
+_SIZES: dict[str, Callable[[Any], tuple[int, ...]]] = {
     "LinearPackedParamsBase": _features,
     "EmbeddingPackedParamsBase": _row,
-    "CellParamsBase": lambda packed: 0,
+    "CellParamsBase": lambda packed: (),
+    "Conv2dPackedParamsBase": _window,
+    "Conv3dPackedParamsBase": _window,
 }
 
 
@@ -141,6 +191,12 @@ def _dense(*shape: Size) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
 
 def _linear(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
     return (_dense(*x.spec.shape[:-1], sizes[0]),)
+
+
+def _convolved(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
+    window = Window.of(sizes)
+    shape = window.shape(x.spec.shape)
+    return ((shape, window.strides(shape)),)
 
 
 def _like_states(sizes: Sequence[int], x: FakeTensor, states: FakeTensor | Sequence[FakeTensor], *rest: object) -> Any:
@@ -219,10 +275,15 @@ class _Form:
     draws: bool
 
 
+def numbers_for_objects(schema: str) -> str:
+    """A schema that has numbers in the places of packed parameters."""
+    return _OBJECT.sub(lambda found: f"SymInt{found.group(1) or ''} ", schema)
+
+
 def _define(original: OpOverload, shapes: Shapes) -> _Form:
     """Another operator, with numbers for objects, whose kernel calls the original."""
     schema = original._schema
-    text = _OBJECT.sub(lambda found: f"SymInt{found.group(1) or ''} ", str(schema).partition("::")[2])
+    text = numbers_for_objects(str(schema).partition("::")[2])
     name, _, arguments = text.partition("(")
     places = frozenset(i for i, a in enumerate(schema.arguments) if "__torch__" in str(a.type))
 
@@ -247,7 +308,7 @@ def _define(original: OpOverload, shapes: Shapes) -> _Form:
 
 
 def _objects(numbers: Any) -> object:
-    return _object(numbers) if isinstance(numbers, int) else [_object(number) for number in numbers]
+    return object_of(numbers) if isinstance(numbers, int) else [object_of(number) for number in numbers]
 
 
 _SHAPES: dict[str, Shapes] = {
@@ -258,6 +319,7 @@ _SHAPES: dict[str, Shapes] = {
         ),
         _linear,
     ),
+    **dict.fromkeys((f"conv{form}{dims}d_dynamic" for form in ("", "_transpose") for dims in (1, 2, 3)), _convolved),
     **{f"quantized_{kind}_cell_dynamic": _like_states for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **dict.fromkeys(("embedding_byte", "embedding_4bit"), _rows),
     **dict.fromkeys(("embedding_bag_byte", "embedding_bag_4bit"), _bags),

@@ -166,7 +166,7 @@ class Calls:
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             if is_wait(fn):
                 return wait(self.outside, functools.partial(self._native, fn, args, kwargs), args, kwargs)
-            return self._native(*packed_parameters.in_graph(self.outside, fn, args), kwargs)
+            return packed_parameters.call(self.outside, self._native, fn, args, kwargs)
         if kind in TENSOR_METACLASSES:
             return self.overrides.makes(fn, args, kwargs)
         if isinstance(fn, torch._ops.HigherOrderOperator):

@@ -31,12 +31,14 @@ from torch import fx
 
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
+from primtorch.quantised import ByTensor, by_channel, by_tensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from primtorch.wrappers import whole_of
 from torchdynamo.emit.forms import FORMS
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.jagged import number_rows, ragged_length, rebuilt, stands_for_one
+from torchdynamo.graph.quantised import QuantisedFake
 from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
@@ -204,6 +206,8 @@ class Codegen:
             return self.load(known.source)
         if stands_for_one(tensor):
             return self._jagged(tensor)
+        if isinstance(tensor, QuantisedFake):
+            return self._quantised(tensor)
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
         self.recorder.choices.leaves(tensor)
@@ -228,6 +232,15 @@ class Codegen:
         fresh = all(fake.memory is not nested._values.memory for _, _, fake in self.inputs)
         parts = (nested._values, nested._offsets, nested._lengths, nested._ragged_idx, *sizes, fresh)
         return self.named(nested, f"{self.pin(rebuilt)}({self.items(parts)})")
+
+    def _quantised(self, tensor: QuantisedFake) -> str:
+        """A quantised tensor that the program made: over the memory of its integers."""
+        meaning = tensor.meaning
+        if isinstance(meaning, ByTensor):
+            parts: tuple[object, ...] = (tensor.integers, meaning.scale, meaning.zero_point)
+            return self.named(tensor, f"{self.pin(by_tensor)}({self.items(parts)})")
+        parts = (tensor.integers, meaning.scales, meaning.zero_points, meaning.axis)
+        return self.named(tensor, f"{self.pin(by_channel)}({self.items(parts)})")
 
     def _run_time_text(self, text: RunTimeText) -> str:
         if text.source is not None:

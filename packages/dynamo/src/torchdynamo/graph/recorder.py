@@ -35,6 +35,7 @@ from torchdynamo.graph.jagged import Jagged, stands_for_one
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.places import at_places
+from torchdynamo.graph.quantised import Quantised
 from torchdynamo.graph.regions import Regions
 from torchdynamo.graph.taken_numbers import TAKING, TakenNumbers
 from torchdynamo.graph.tensor_classes import (
@@ -150,6 +151,7 @@ class Recorder:
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.jagged = Jagged(self)
+        self.quantised = Quantised(self)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last
         self.mode_override: Callable[..., object] = _no_override
@@ -183,6 +185,7 @@ class Recorder:
         self._nodes.clear()
         self._alive.clear()
         self.jagged.release()
+        self.quantised.release()
         self.written.clear()
         self.leaves.clear()
         self.works.clear()
@@ -278,6 +281,9 @@ class Recorder:
         name = function_name(func)
         if self.jagged.are_in(args, kwargs):
             return self._record_of_jagged(name, func, args, dict(kwargs or {}))
+        if self.quantised.takes(name, args, kwargs):
+            self._refuse_special(name, func, "a quantised tensor")
+            return self.quantised.run(name, func, args, dict(kwargs or {}))
         known = constants.answer(name, args)
         if known is not None and not kwargs:
             return known[0]
@@ -307,13 +313,17 @@ class Recorder:
         return self.record(func, args, keywords)
 
     def _record_of_jagged(self, name: str, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        self._refuse_special(name, func, "a nested tensor")
+        return self.jagged.run(name, func, args, kwargs)
+
+    def _refuse_special(self, name: str, func: object, what: str) -> None:
+        """Breaks at what no graph does to a tensor that is taken apart."""
         reason = reason_of_name(name, with_tensor=True)
         if reason is not None:
-            raise BreakGraph(reason, f"{name}() of a nested tensor")
+            raise BreakGraph(reason, f"{name}() of {what}")
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
         self.refuse_call(name)
-        return self.jagged.run(name, func, args, kwargs)
 
     def take_number(self, name: str, tensor: object) -> Any:
         """A number out of a tensor, or MISSING where the graph has to end before it."""

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from primtorch.fake import FakeTensor
+from primtorch.quantised import is_taken_apart
 from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
 from torchdynamo.arrays.values import Array, fits_tensor
@@ -67,7 +68,7 @@ CONSTANT_TYPES: frozenset[type] = frozenset(
     {
         int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range,
         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
-        decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, datetime.datetime,
+        torch.qscheme, decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, datetime.datetime,
         pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern, *numpy_values.SCALARS,
         *numpy_values.DTYPES,
     }
@@ -116,6 +117,9 @@ class TensorInputs(Protocol):
 
     def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         """That of a nested tensor."""
+
+    def quantised_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """That of a quantised tensor."""
 
     def seqlen(self, value: int, source: Source) -> int | float | torch.SymInt | torch.SymFloat:
         """The length of a nested tensor's shortest or longest row."""
@@ -311,6 +315,8 @@ class Externals:
             return tensor
         if is_jagged(tensor):
             return self._register(tensor, source, self.inputs.jagged_input(tensor, source)).value
+        if type(tensor) in PLAIN_TENSORS and is_taken_apart(tensor):
+            return self._register(tensor, source, self.inputs.quantised_input(tensor, source)).value
         if is_wrapper(type(tensor)):
             return self._register(tensor, source, self.inputs.wrapper_input(tensor, source)).value
         if type(tensor) not in PLAIN_TENSORS and (not is_capturable(type(tensor)) or outside_graphs(tensor)):
@@ -532,8 +538,8 @@ def outside_graphs(tensor: torch.Tensor) -> str | None:
             return "is a nested tensor"
         if tensor.layout is not torch.strided:
             return f"has the layout {tensor.layout}"
-        if tensor.is_quantized:
-            return "is quantised: its numbers have a scale, which fakes have not"
+        if tensor.is_quantized and not is_taken_apart(tensor):
+            return f"is quantised, and has the dtype {tensor.dtype}"
         if tensor.is_conj() or tensor.is_neg():
             return "is conjugated or negated where it is read"
         try:

@@ -46,6 +46,7 @@ from torchdynamo.outside.externals import (
 from torchdynamo.outside.growing_lists import GrowingList, length_of
 from torchdynamo.outside.jagged_inputs import JaggedInputs
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
+from torchdynamo.outside.quantised_inputs import QuantisedInputs
 from torchdynamo.outside.torch_names import TorchNames
 from torchdynamo.outside.wrapper_inputs import WrapperInputs
 from torchdynamo.reasons import BreakGraph
@@ -106,6 +107,7 @@ class Outside:
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self.wrappers = WrapperInputs(self.externals, self.torch_names, self.recorder, self.mode)
         self.jagged = JaggedInputs(self.externals, self.torch_names, self.recorder)
+        self.quantised = QuantisedInputs(self.externals, self.recorder)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self.classes = Classes(self.externals, self.overlays, self.ambient)
@@ -165,6 +167,10 @@ class Outside:
     def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         """What stands for a nested tensor of the jagged layout: inputs of the graph are its values and its offsets."""
         return self.jagged.admit(tensor, source)
+
+    def quantised_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """What stands for a quantised tensor: inputs of the graph are its integers and what varies of their scale."""
+        return self.quantised.admit(tensor, source)
 
     def array_input(self, array: Any, source: Source) -> Array:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
