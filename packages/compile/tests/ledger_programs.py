@@ -245,7 +245,8 @@ def differentiates(x: torch.Tensor) -> torch.Tensor:
 def hooks(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.register_hook(lambda grad: grad * 2)  # here
-    return y * 2
+    y.mul_(2)  # the hook stays with what was there before
+    return y
 
 
 def _hooked() -> nn.Module:
