@@ -86,16 +86,20 @@ void call_foreign(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(stack);
 }
 
-}  // namespace
-
-void run_aten(const Instruction& in, Frame& frame) {
-  if (in.product && in.product->run(in, frame)) return;
+void call(const Instruction& in, Frame& frame) {
   torch::jit::Stack stack;
   stack.reserve(std::max(in.arguments.size(), in.destinations.size()));
   for (const Argument& argument : in.arguments) stack.push_back(build(argument, frame));
   in.foreign ? call_foreign(*in.op, stack) : in.op->callBoxed(stack);
   const size_t count = std::min(stack.size(), in.destinations.size());
   for (size_t i = 0; i < count; ++i) store(in.destinations[i], stack[i], frame);
+}
+
+}  // namespace
+
+void run_aten(const Instruction& in, Frame& frame) {
+  if (in.product && in.product->run(in, frame, [&] { call(in, frame); })) return;
+  call(in, frame);
 }
 
 }  // namespace inductor

@@ -176,6 +176,7 @@ void Builder::aten(const std::string& op, const std::string& overload, const std
   in.refreshed = std::move(refreshed);
   const bool kept = in.destinations.size() == 1 && in.destinations[0].kind == Destination::Kind::Slot;
   if (overload.empty() && kept) in.product = CudaProduct::of(op, in.arguments);
+  if (in.product && choices_) in.product->tune(choices_);
 }
 
 void Builder::python(PythonCall call, std::vector<int32_t> slots, const Sizes& integers, std::vector<Destination> destinations,

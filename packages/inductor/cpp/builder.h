@@ -19,6 +19,8 @@ class Builder {
   void input_tensor(std::string name, int32_t slot, c10::ScalarType dtype, c10::Device device, int64_t dim);
   void input_symbol(std::string name, int32_t symbol);
   void stream(std::function<void*()> getter) { program_->current_stream = std::move(getter); }
+  // Products of matrices on a GPU are measured, and the choices kept in a file; of those that are added from now on.
+  void tune_products(const std::string& path) { choices_ = ProductChoices::of(path); }
   void constant(int32_t slot, at::Tensor tensor) { program_->constants.emplace_back(slot, std::move(tensor)); }
   // A size program's place in the value table. Raises std::invalid_argument for what is none.
   int64_t value(const std::vector<std::pair<std::string, int64_t>>& steps, bool initial);
@@ -53,6 +55,7 @@ class Builder {
   void uses(c10::Device device);
 
   std::shared_ptr<Program> program_ = std::make_shared<Program>();
+  std::shared_ptr<ProductChoices> choices_;
 };
 
 }  // namespace inductor

@@ -24,6 +24,13 @@ struct Driver {
   Result (*function_attribute)(void*, int, int);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*error_string)(Result, const char**);
+  Result (*device_name)(char*, int, int);
+  Result (*is_capturing)(void*, int*);
+  Result (*event_create)(void**, unsigned);
+  Result (*event_record)(void*, void*);
+  Result (*event_synchronize)(void*);
+  Result (*event_milliseconds)(float*, void*, void*);
+  Result (*event_destroy)(void*);
 };
 
 template <class F>
@@ -51,6 +58,13 @@ const Driver& driver() {
     resolve(library, "cuFuncSetAttribute", d.function_attribute);
     resolve(library, "cuLaunchKernel", d.launch);
     resolve(library, "cuGetErrorString", d.error_string);
+    resolve(library, "cuDeviceGetName", d.device_name);
+    resolve(library, "cuStreamIsCapturing", d.is_capturing);
+    resolve(library, "cuEventCreate", d.event_create);
+    resolve(library, "cuEventRecord", d.event_record);
+    resolve(library, "cuEventSynchronize", d.event_synchronize);
+    resolve(library, "cuEventElapsedTime", d.event_milliseconds);
+    resolve(library, "cuEventDestroy_v2", d.event_destroy);
     d.init(0);
     return d;
   }();
@@ -80,7 +94,45 @@ void ensure_context(int device) {
   ready = true;
 }
 
+class DriverEvent {
+ public:
+  DriverEvent() { check(driver().event_create(&event_, 0), "cuEventCreate"); }
+  DriverEvent(const DriverEvent&) = delete;
+  DriverEvent& operator=(const DriverEvent&) = delete;
+  ~DriverEvent() { driver().event_destroy(event_); }
+  void record(void* stream) { check(driver().event_record(event_, stream), "cuEventRecord"); }
+  void* get() const { return event_; }
+
+ private:
+  void* event_ = nullptr;
+};
+
 }  // namespace
+
+bool is_capturing(void* stream) {
+  int status = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
+  check(driver().is_capturing(stream, &status), "cuStreamIsCapturing");
+  return status != 0;
+}
+
+double device_seconds(void* stream, const std::function<void()>& launch) {
+  DriverEvent start, stop;
+  start.record(stream);
+  launch();
+  stop.record(stream);
+  check(driver().event_synchronize(stop.get()), "cuEventSynchronize");
+  float milliseconds = 0;
+  check(driver().event_milliseconds(&milliseconds, start.get(), stop.get()), "cuEventElapsedTime");
+  return milliseconds * 1e-3;
+}
+
+std::string device_name(int device) {
+  int handle = 0;
+  char name[256] = "";
+  check(driver().device_get(&handle, device), "cuDeviceGet");
+  check(driver().device_name(name, sizeof name, handle), "cuDeviceGetName");
+  return name;
+}
 
 TritonKernel::TritonKernel(
     std::string binary, std::string name, std::string parameters, int scratch, int warps, int warp_size, int shared)

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -34,5 +35,14 @@ class TritonKernel {
   static constexpr int kMaxDevices = 64;
   std::array<std::atomic<void*>, kMaxDevices> loaded_{};  // by device
 };
+
+// Whether a stream's work is being recorded for a graph: nothing may wait for it then.
+bool is_capturing(void* stream);
+
+// Seconds between the first and the last of what `launch` puts on a stream. Waits for it.
+double device_seconds(void* stream, const std::function<void()>& launch);
+
+// What the driver calls a device: `NVIDIA H200`.
+std::string device_name(int device);
 
 }  // namespace inductor

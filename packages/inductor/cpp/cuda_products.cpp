@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <sstream>
 
 namespace inductor {
 namespace {
@@ -44,6 +45,8 @@ struct Library {
   Status (*preference_set)(void*, int, const void*, size_t);
   Status (*preference_destroy)(void*);
   Status (*heuristic)(void*, void*, void*, void*, void*, void*, void*, int, lt::Heuristic*, int*);
+  Status (*check)(void*, void*, void*, void*, void*, void*, const void*, lt::Heuristic*);
+  size_t (*version)();
   Status (*multiply)(
       void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, const void*,
       void*, size_t, void*);
@@ -74,7 +77,9 @@ const Library* library() {
         find(torch, "cublasLtMatmulPreferenceCreate", found.preference_create) &&
         find(torch, "cublasLtMatmulPreferenceSetAttribute", found.preference_set) &&
         find(torch, "cublasLtMatmulPreferenceDestroy", found.preference_destroy) &&
-        find(torch, "cublasLtMatmulAlgoGetHeuristic", found.heuristic) && find(torch, "cublasLtMatmul", found.multiply);
+        find(torch, "cublasLtMatmulAlgoGetHeuristic", found.heuristic) &&
+        find(torch, "cublasLtMatmulAlgoCheck", found.check) && find(torch, "cublasLtGetVersion", found.version) &&
+        find(torch, "cublasLtMatmul", found.multiply);
     if (!whole) return std::nullopt;
     find(torch, "_ZN2at4cuda7tunable16getTuningContextEv", found.tuning_context);
     find(torch, "_ZNK2at4cuda7tunable13TuningContext18IsTunableOpEnabledEv", found.is_tuning);
@@ -224,59 +229,152 @@ bool ProductLayout::pays() const {
   return row || static_cast<double>(batch) * out.rows * out.columns * depth <= kLarge;
 }
 
-// One answer of the library, and what it was asked.
-struct CudaProduct::Plan {
+namespace {
+
+// All that decides which kernels there are and how fast they are, but for the device.
+struct Request {
   ProductLayout layout;
   at::ScalarType type = at::ScalarType::Undefined;
   int compute = 0;
-  std::array<uint32_t, 4> alignments{};  // of b, a, what is added, and the result
+  std::array<uint32_t, 4> alignments{};  // of what is on the left, on the right, added, and of the result
 
+  bool operator==(const Request&) const = default;
+};
+
+struct Operands {
+  const void *left, *right, *added;
+  void* out;
+  at::Device device;
+  void* stream;
+};
+
+// A request's name in a file of choices.
+std::string key_of(const Request& request, const Library& library, int device) {
+  std::string name = device_name(device);
+  std::replace(name.begin(), name.end(), ' ', '-');
+  std::ostringstream key;
+  key << name << "/cublaslt-" << library.version() << '/' << c10::toString(request.type) << '-' << request.compute;
+  const ProductLayout& layout = request.layout;
+  for (const ColumnMajor& matrix : {layout.left, layout.right, layout.added.value_or(ColumnMajor{})}) {
+    key << '/' << matrix.rows << 'x' << matrix.columns << ':' << matrix.leading << '+' << matrix.batch_stride << (matrix.transposed ? "t" : "");
+  }
+  key << '/' << layout.batch << (layout.row ? "row" : "");
+  for (const uint32_t alignment : request.alignments) key << '/' << alignment;
+  return key.str();
+}
+
+constexpr int kAnswers = 8;         // of the library, that are timed
+constexpr double kNotWorth = 0.98;  // of the time of what is done where nothing is measured
+
+}  // namespace
+
+// What the library was asked, and what is done.
+struct CudaProduct::Plan {
   const Library& library;
+  const Request request;
   Owned descriptor{library.descriptor_destroy};
   Owned left{library.layout_destroy}, right{library.layout_destroy}, added{library.layout_destroy}, out{library.layout_destroy};
-  lt::Heuristic answer{};
-  bool possible = false;
+  ProductChoice chosen;
 
-  explicit Plan(const Library& found) : library(found) {}
-
-  bool is_for(const ProductLayout& wanted, at::ScalarType of, int by, const std::array<uint32_t, 4>& aligned) const {
-    return type == of && compute == by && alignments == aligned && layout == wanted;
-  }
+  Plan(const Library& found, const Request& wanted) : library(found), request(wanted) {}
 
   bool make(Owned& place, const ColumnMajor& matrix) {
-    if (library.layout_create(place.place(), element_type(type), matrix.rows, matrix.columns, matrix.leading) != 0) return false;
-    if (layout.batch == 1) return true;
-    const auto count = static_cast<int32_t>(layout.batch);
+    const int type = element_type(request.type);
+    if (library.layout_create(place.place(), type, matrix.rows, matrix.columns, matrix.leading) != 0) return false;
+    if (request.layout.batch == 1) return true;
+    const auto count = static_cast<int32_t>(request.layout.batch);
     return library.layout_set(place.get(), lt::BatchCount, &count, sizeof count) == 0 &&
         library.layout_set(place.get(), lt::BatchStride, &matrix.batch_stride, sizeof matrix.batch_stride) == 0;
   }
 
   bool describe() {
-    if (library.descriptor_create(descriptor.place(), compute, lt::Float) != 0) return false;
+    if (library.descriptor_create(descriptor.place(), request.compute, lt::Float) != 0) return false;
+    const ProductLayout& layout = request.layout;
     const auto set = [&](int what, int32_t value) { return library.descriptor_set(descriptor.get(), what, &value, sizeof value) == 0; };
     return set(lt::TransposeA, layout.left.transposed) && set(lt::TransposeB, layout.right.transposed) &&
         (!layout.row || set(lt::Epilogue, lt::kEpilogueBias)) && make(left, layout.left) && make(right, layout.right) &&
         make(out, layout.out) && (!layout.added || make(added, *layout.added));
   }
 
-  void ask(void* handle, const void* bias) {
-    if (!describe()) return;
-    if (layout.row && !point_at(bias)) return;
+  bool point_at(const void* row) { return library.descriptor_set(descriptor.get(), lt::BiasPointer, &row, sizeof row) == 0; }
+  void* third() const { return request.layout.added ? added.get() : out.get(); }
+
+  // The library's first answers, the one that it deems the fastest in front.
+  std::vector<ProductChoice> ask(void* handle, int most) {
     Owned preference{library.preference_destroy};
-    if (library.preference_create(preference.place()) != 0) return;
+    if (library.preference_create(preference.place()) != 0) return {};
     const auto set = [&](int what, const auto& value) {
       return library.preference_set(preference.get(), what, &value, sizeof value) == 0;
     };
-    const bool asked = set(lt::MaxWorkspace, kWorkspace) && set(lt::AlignmentA, alignments[0]) && set(lt::AlignmentB, alignments[1]) &&
-        set(lt::AlignmentC, layout.added ? alignments[2] : alignments[3]) && set(lt::AlignmentD, alignments[3]);
+    const auto& aligned = request.alignments;
+    if (!set(lt::MaxWorkspace, kWorkspace) || !set(lt::AlignmentA, aligned[0]) || !set(lt::AlignmentB, aligned[1]) ||
+        !set(lt::AlignmentC, request.layout.added ? aligned[2] : aligned[3]) || !set(lt::AlignmentD, aligned[3])) {
+      return {};
+    }
+    std::array<lt::Heuristic, kAnswers> answers{};
     int count = 0;
-    possible = asked &&
-        library.heuristic(handle, descriptor.get(), left.get(), right.get(), third(), out.get(), preference.get(), 1, &answer, &count) == 0 &&
-        count == 1 && answer.status == 0;
+    const Status asked = library.heuristic(
+        handle, descriptor.get(), left.get(), right.get(), third(), out.get(), preference.get(), most, answers.data(), &count);
+    std::vector<ProductChoice> found;
+    for (int i = 0; asked == 0 && i < count; ++i) {
+      if (answers[i].status == 0) found.push_back({false, std::to_array(answers[i].algorithm), answers[i].workspace});
+    }
+    return found;
   }
 
-  bool point_at(const void* bias) { return library.descriptor_set(descriptor.get(), lt::BiasPointer, &bias, sizeof bias) == 0; }
-  void* third() const { return layout.added ? added.get() : out.get(); }
+  // Whether an algorithm from a file is one of this library for this request, within the workspace that it says.
+  bool takes(void* handle, const ProductChoice& choice) const {
+    if (choice.aten) return true;
+    lt::Heuristic answer{};
+    return library.check(handle, descriptor.get(), left.get(), right.get(), third(), out.get(), choice.algorithm.data(), &answer) == 0 &&
+        answer.status == 0 && answer.workspace <= choice.workspace && choice.workspace <= kWorkspace;
+  }
+
+  bool multiply(void* handle, const ProductChoice& choice, const Operands& on) {
+    const float one = 1, zero = 0;
+    const bool adds = request.layout.added.has_value();
+    at::Tensor workspace;
+    if (choice.workspace > 0) workspace = allocate_cuda({static_cast<int64_t>(choice.workspace)}, {1}, at::kByte, on.device);
+    return library.multiply(
+               handle, descriptor.get(), &one, on.left, left.get(), on.right, right.get(), adds ? &one : &zero,
+               adds ? on.added : on.out, third(), on.out, out.get(), choice.algorithm.data(),
+               choice.workspace > 0 ? workspace.data_ptr() : nullptr, choice.workspace, on.stream) == 0;
+  }
+
+  // What is done where nothing is measured.
+  ProductChoice usual(void* handle) {
+    const auto answers = request.layout.pays() ? ask(handle, 1) : std::vector<ProductChoice>();
+    return answers.empty() ? ProductChoice{} : answers[0];
+  }
+
+  ProductChoice measured(void* handle, const Operands& on, const std::function<void()>& aten) {
+    std::vector<ProductChoice> choices = ask(handle, kAnswers);
+    choices.insert(choices.begin(), ProductChoice{});
+    std::vector<std::function<bool()>> candidates{[&] { return aten(), true; }};
+    for (size_t i = 1; i < choices.size(); ++i) {
+      candidates.emplace_back([&, i] { return multiply(handle, choices[i], on); });
+    }
+    const auto seconds = least_seconds(on.stream, candidates);
+    const size_t usual = request.layout.pays() && choices.size() > 1 ? 1 : 0;
+    const size_t best = std::min_element(seconds.begin(), seconds.end()) - seconds.begin();
+    return choices[seconds[best] < kNotWorth * seconds[usual] ? best : usual];
+  }
+
+  void choose(void* handle, ProductChoices* choices, const Operands& on, const std::function<void()>& aten) {
+    if (!describe() || (request.layout.row && !point_at(on.added))) return;  // ATen's call stays
+    if (choices == nullptr || is_capturing(on.stream)) {
+      chosen = usual(handle);
+      return;
+    }
+    const std::string key = key_of(request, library, on.device.index());
+    const auto known = choices->find(key);
+    if (known && takes(handle, *known)) {
+      chosen = *known;
+      return;
+    }
+    chosen = measured(handle, on, aten);
+    choices->remember(key, chosen);
+  }
 };
 
 CudaProduct::~CudaProduct() = default;
@@ -299,7 +397,7 @@ std::shared_ptr<CudaProduct> CudaProduct::of(const std::string& op, const std::v
   return product;
 }
 
-bool CudaProduct::run(const Instruction& in, Frame& frame) {
+bool CudaProduct::run(const Instruction& in, Frame& frame, const std::function<void()>& aten) {
   const at::Tensor &a = frame.slots[slots_[0]], &b = frame.slots[slots_[1]];
   if (!a.defined() || !a.is_cuda() || !is_plain(a, a) || !is_plain(b, a) || a.device().index() >= kMaxDevices) return false;
   std::optional<at::Tensor> added;
@@ -308,39 +406,34 @@ bool CudaProduct::run(const Instruction& in, Frame& frame) {
   const Library* found = library();
   if (found == nullptr || left_to_aten(*found)) return false;
   const auto compute = compute_type(a.scalar_type());
-  if (!compute) return false;
   const auto layout = product_layout(a, b, added);
-  if (!layout || !layout->pays()) return false;
+  if (!compute || !layout || (!choices_ && !layout->pays())) return false;
+
   at::DimVector shape(a.sizes().begin(), a.sizes().end()), strides(a.dim(), 1);
   shape.back() = layout->out.rows;
   strides[a.dim() - 2] = layout->out.leading;
   if (a.dim() == 3) strides[0] = layout->out.rows * layout->out.columns;
   at::Tensor out = allocate_cuda(shape, strides, a.scalar_type(), a.device());
-  const void *first = b.const_data_ptr(), *second = a.const_data_ptr(), *third = added ? added->const_data_ptr() : nullptr;
-  if (layout->row && alignment(third) < 16) return false;
-  const std::array<uint32_t, 4> alignments{
-      alignment(first), alignment(second), layout->added ? alignment(third) : 0, alignment(out.const_data_ptr())};
+  const Operands on{
+      b.const_data_ptr(), a.const_data_ptr(), added ? added->const_data_ptr() : nullptr, out.data_ptr(), a.device(), frame.stream};
+  if (layout->row && alignment(on.added) < 16) return false;
+  const Request request{
+      *layout, a.scalar_type(), *compute,
+      {alignment(on.left), alignment(on.right), layout->added ? alignment(on.added) : 0, alignment(on.out)}};
 
   Device& here = device(a.device().index());
   const std::lock_guard<std::mutex> lock(here.mutex);
   if (here.handle == nullptr && found->create(&here.handle) != 0) return false;
-  if (plan_ == nullptr || !plan_->is_for(*layout, a.scalar_type(), *compute, alignments)) {
-    plan_ = std::make_unique<Plan>(*found);
-    plan_->layout = *layout, plan_->type = a.scalar_type(), plan_->compute = *compute, plan_->alignments = alignments;
-    plan_->ask(here.handle, third);
+  if (plan_ == nullptr || !(plan_->request == request)) {
+    plan_ = std::make_unique<Plan>(*found, request);
+    plan_->choose(here.handle, choices_.get(), on, aten);
   }
-  if (!plan_->possible || (layout->row && !plan_->point_at(third))) return false;
-  at::Tensor workspace;
-  if (plan_->answer.workspace > 0) {
-    workspace = allocate_cuda({static_cast<int64_t>(plan_->answer.workspace)}, {1}, at::kByte, a.device());
+  ProductChoice& chosen = plan_->chosen;
+  if (chosen.aten || (layout->row && !plan_->point_at(on.added))) return false;
+  if (!plan_->multiply(here.handle, chosen, on)) {
+    chosen.aten = true;  // which says what is wrong
+    return false;
   }
-  const float one = 1, zero = 0;
-  void* target = out.data_ptr();
-  plan_->possible = found->multiply(
-      here.handle, plan_->descriptor.get(), &one, first, plan_->left.get(), second, plan_->right.get(), layout->added ? &one : &zero,
-      layout->added ? third : target, plan_->third(), target, plan_->out.get(), plan_->answer.algorithm,
-      workspace.defined() ? workspace.data_ptr() : nullptr, plan_->answer.workspace, frame.stream) == 0;
-  if (!plan_->possible) return false;  // ATen says what is wrong
   frame.slots[in.destinations[0].index] = std::move(out);
   return true;
 }

@@ -9,12 +9,15 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "cuda_tuning.h"
 
 namespace inductor {
 
@@ -56,14 +59,19 @@ class CudaProduct {
   static std::shared_ptr<CudaProduct> of(const std::string& op, const std::vector<Argument>& arguments);
   ~CudaProduct();
 
+  // From now on, what is not known yet is measured where it is first needed: ATen's call, which `aten` makes in `run`,
+  // and the library's first few answers.
+  void tune(std::shared_ptr<ProductChoices> choices) { choices_ = std::move(choices); }
+
   // Stores the result in the instruction's slot. False, and nothing is done, where ATen has to be called.
-  bool run(const Instruction& in, Frame& frame);
+  bool run(const Instruction& in, Frame& frame, const std::function<void()>& aten);
 
  private:
   struct Plan;
   CudaProduct() = default;
 
   std::array<int32_t, 3> slots_{};  // the first factor's, the second's, and what is added or -1
+  std::shared_ptr<ProductChoices> choices_;  // null: nothing is measured
   std::unique_ptr<Plan> plan_;  // of the last call; guarded by its device's mutex
 };
 

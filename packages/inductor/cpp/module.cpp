@@ -284,6 +284,7 @@ void bind_builder(py::module_& m) {
                return reinterpret_cast<void*>((*held)(device).cast<uint64_t>());
              });
            })
+      .def("tune_products", &Builder::tune_products)
       .def("constant", [](Builder& self, int32_t slot, py::handle tensor) { self.constant(slot, tensor_of(tensor)); })
       .def("value", &Builder::value)
       .def("label", &Builder::label)
@@ -366,6 +367,17 @@ py::tuple matrix_tuple(const ColumnMajor& matrix) {
   return py::make_tuple(matrix.rows, matrix.columns, matrix.leading, matrix.batch_stride, matrix.transposed);
 }
 
+// None for ATen, else (workspace, the algorithm's words).
+py::object choice_of(ProductChoices& self, const std::string& key) {
+  const auto found = self.find(key);
+  if (!found) throw py::key_error(key);
+  return found->aten ? py::object(py::none()) : py::object(py::make_tuple(found->workspace, found->algorithm));
+}
+
+void remember_choice(ProductChoices& self, const std::string& key, const std::optional<std::pair<uint64_t, std::array<uint64_t, 8>>>& choice) {
+  self.remember(key, choice ? ProductChoice{false, choice->second, choice->first} : ProductChoice{});
+}
+
 py::object layout_tuple(py::handle a, py::handle b, py::handle added) {
   const auto given = added.is_none() ? std::nullopt : std::optional<at::Tensor>(tensor_of(added));
   const auto layout = product_layout(tensor_of(a), tensor_of(b), given);
@@ -382,6 +394,10 @@ PYBIND11_MODULE(_C, m) {
   using namespace inductor;
   m.doc() = "Runs a compiled graph's program.";
   m.def("product_layout", &layout_tuple);
+  py::class_<ProductChoices>(m, "ProductChoices")
+      .def(py::init<std::string>())
+      .def("find", &choice_of)
+      .def("remember", &remember_choice);
   if (PyType_Ready(&program_type) != 0) throw py::error_already_set();
   m.add_object("CompiledProgram", reinterpret_cast<PyObject*>(&program_type));
   py::class_<TritonKernel, std::shared_ptr<TritonKernel>>(m, "TritonKernel")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +82,40 @@ def test_the_library_reads_the_product(batch: int | None, sizes: tuple[int, int,
 )
 def test_what_is_left_to_aten(a: Tensor, b: Tensor, added: Tensor | None) -> None:
     assert _C.product_layout(a, b, added) is None
+
+
+def test_choices_are_remembered_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "products.txt"
+    first, words = _C.ProductChoices(str(path)), [2**64 - 1, *range(7)]
+    first.remember("H200/a", (4096, words))
+    first.remember("H200/b", None)
+    other = _C.ProductChoices(str(path))
+    assert other.find("H200/a") == (4096, words)
+    assert other.find("H200/b") is None
+    other.remember("H200/a", None)
+    assert _C.ProductChoices(str(path)).find("H200/a") is None
+    with pytest.raises(KeyError):
+        first.find("H200/c")
+
+
+def test_lines_that_are_no_choices_count_as_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "products.txt"
+    whole = "key 64 1 2 3 4 5 6 7 8 ."
+    torn = [whole[:end] for end in range(len(whole))]
+    foreign = [
+        "",
+        "key aten",
+        "key -1 x .",
+        "key 64 1 2 3 4 5 6 7 8 9 .",
+        "key aten . more",
+        "\x00\xff",
+        whole.replace("64", "6 4"),
+    ]
+    path.write_text("\n".join((*torn, *foreign, "other aten .")))
+    choices = _C.ProductChoices(str(path))
+    with pytest.raises(KeyError):
+        choices.find("key")
+    assert choices.find("other") is None
+    missing = _C.ProductChoices(str(tmp_path / "none" / "products.txt"))
+    missing.remember("key", None)  # a folder that cannot be written to
+    assert missing.find("key") is None

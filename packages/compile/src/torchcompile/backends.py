@@ -373,6 +373,7 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
         cuda_graphs=given.cuda_graphs,
         round_like_eager=given.precision == "eager",
         templates=given.templates,
+        tune_products=given.tune_products,
         verify=given.verify or given.check_kernels,
         deterministic=torch.are_deterministic_algorithms_enabled(),  # capture guards it
     )

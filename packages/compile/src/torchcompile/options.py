@@ -70,6 +70,14 @@ class CompileOptions:
         default=False,
         metadata={"doc": "generate matrix products on an NVIDIA GPU with what follows them, instead of calling cuBLAS"},
     )
+    tune_products: bool = field(
+        default=False,
+        metadata={
+            "doc": "time cuBLAS and several kernels of cuBLASLt for each matrix product on an NVIDIA GPU where it is "
+            "first run, and take the fastest from then on, in other processes too (results may then differ in their "
+            "last bits from machine to machine)"
+        },
+    )
     progress: bool | None = field(
         default=None,
         metadata={

@@ -117,6 +117,11 @@ class DiskCache:
         path = self._path(key, suffix)
         return path if path is not None and path.exists() else None
 
+    def shared(self, name: str) -> Path:
+        """A file that processes add to, beside those of the keys."""
+        folder = self.folder if self.folder is not None and self.writable else Path(_scratch().name)
+        return folder / name
+
     def turn(self, key: str, suffix: str) -> AbstractContextManager[None]:
         """A block in which no other process makes the file of a key."""
         path = self._path(key, suffix)

@@ -14,6 +14,7 @@ from torch import fx
 from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.ledger import LEDGER, Event, Ledger
 from primtorch.printing import body_names
+from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import (
     Built,
     KernelSource,
@@ -238,7 +239,8 @@ def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path]
 def _runnable(program: Program, options: InductorOptions, ledger: Ledger, title: str) -> tuple[Run, Run]:
     """What runs a program, and what runs it and empties its list of inputs."""
     mended = tell_mended(ledger, title)
-    native = prepare(program, mended, title) if options.native_executor else None
+    choices = DiskCache(options.cache_dir).shared("products.txt") if options.tune_products else None
+    native = prepare(program, mended, title, choices) if options.native_executor else None
     run: Run = native or PythonExecutor(program, mended)
     consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None

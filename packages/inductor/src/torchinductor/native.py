@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -48,13 +49,17 @@ class MixedDevices(InductorError):
     """A program runs on one accelerator at a time."""
 
 
-def prepare(program: Program, mended: Mended = TELL_PROCESS, title: str = "graph") -> CompiledProgram:
+def prepare(
+    program: Program, mended: Mended = TELL_PROCESS, title: str = "graph", choices: Path | None = None
+) -> CompiledProgram:
     """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list.
 
     Profilers show each part under the title and its own name. `mended` is called, with the results computed, for each
-    `Expect` that did not hold.
+    `Expect` that did not hold. With a file of `choices`, matrix products on a GPU are measured.
     """
     builder = Builder()
+    if choices is not None:
+        builder.tune_products(str(choices))
     encode(program, builder, mended, title)
     return builder.build(program.num_slots, len(program.symbols))
 

@@ -48,6 +48,9 @@ class InductorOptions:
     cuda_graphs: bool = False
     # Generate matrix products where a back end has a template for them; off, they are calls of ATen.
     templates: bool = False
+    # Time ATen's call and several kernels of cuBLASLt for each matrix product on an NVIDIA GPU, where it is first run,
+    # and take the fastest from then on, in other processes too.
+    tune_products: bool = False
     # What kernels would add in an order of chance (a GPU, by atomic operations) is a call of ATen, which keeps one
     # under `torch.use_deterministic_algorithms(True)`.
     deterministic: bool = False
