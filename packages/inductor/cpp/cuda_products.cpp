@@ -182,8 +182,8 @@ int element_type(at::ScalarType type) {
 bool left_to_aten(const Library& library) {
   at::Context& context = at::globalContext();
   if (context.deterministicAlgorithms()) return true;  // ATen asks for a fixed workspace then
-  const at::BlasBackend preferred = context.blasPreferredBackend();
-  if (preferred != at::BlasBackend::Default && preferred != at::BlasBackend::Cublaslt) return true;
+  // Cublas is also what Default becomes, and no refusal of cuBLASLt: ATen itself adds rows by it then.
+  if (context.blasPreferredBackend() == at::BlasBackend::Ck) return true;
   return library.tuning_context != nullptr && library.is_tuning != nullptr && library.is_tuning(library.tuning_context());
 }
 
