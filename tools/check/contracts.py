@@ -110,7 +110,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("api",),
         ("explain",),
         ("exported",),
-        ("export",),
+        ("export", "kept"),
         ("",),
     ),
     "torchinductor": (

@@ -26,7 +26,7 @@ from torchcompile.module import Transform, compile_call, compile_class, compiled
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.profiling import Profile, profiled
 from torchcompile.report import Report
-from torchcompile.shelf import Brought
+from torchcompile.shelf import Brought, FrameTexts, frames_are_kept
 from torchdistributed.explained import explain_stages
 from torchdynamo import CaptureOptions
 
@@ -202,6 +202,8 @@ def stack_of(
     toolchain = Toolchain(settings, dumps, _journal, ledger, name)
     toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
+    if frames_are_kept(chosen, settings) and brought is None:
+        runner.frames = torchdynamo.KeptFrames(FrameTexts(str(settings.cache)))  # type: ignore[attr-defined]
     transform = torchdynamo.optimize(backends.told_of(runner), options=capture, dump=dumps, ledger=ledger)
     if settings.verify:
         return _verifying(transform, dataclasses.replace(capture, fullgraph=False), ledger)

@@ -44,6 +44,13 @@ class CompileOptions:
             "~/.cache/torchcompile when not given); None keeps nothing"
         },
     )
+    keep_frames: bool = field(
+        default=True,
+        metadata={
+            "doc": "keep what capture made of a call in the cache folder, too: another process whose code, modules and "
+            "arguments are the same captures nothing"
+        },
+    )
     cxx: str | None = field(
         default=None,
         metadata={"doc": "C++ compiler, with or without flags (CXX); None looks for g++, c++, clang++"},

@@ -84,7 +84,18 @@ _RECORDS = Records(
 
 # Options that say nothing of what is made.
 _ELSEWHERE = frozenset(
-    {"cache", "cxx", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress", "never_slower"}
+    {
+        "cache",
+        "keep_frames",
+        "cxx",
+        "dump",
+        "recompile_limit",
+        "on_recompile",
+        "strict",
+        "minify_on_error",
+        "progress",
+        "never_slower",
+    }
 )
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
@@ -375,6 +386,35 @@ class ProgramShelf:
             return self.load(kind, _told(graph, self.by_place))
         except InductorError:  # no compiler, say: what compiles the graph tells of it
             return None
+
+
+class FrameTexts:
+    """Frames as text, in the folder of compiled programs (`torchdynamo.KeptFrames`)."""
+
+    def __init__(self, cache: str) -> None:
+        self.store = Store(cache)
+
+    def find(self, key: str) -> str | None:
+        """The text of a key."""
+        return self.store.find(self._name(key))
+
+    def keep(self, key: str, text: str) -> None:
+        """Keeps a text."""
+        self.store.keep(self._name(key), text)
+
+    def refuse(self, key: str, why: str) -> None:
+        """Leaves an entry out, and tells of it."""
+        self.store.refuse(self._name(key), why)
+
+    def _name(self, key: str) -> str:
+        content, _, part = key.partition(".")
+        return f"{cache_key(content)}.{part}"
+
+
+def frames_are_kept(backend: object, options: CompileOptions) -> bool:
+    """Whether captured frames are kept for other processes: where the programs are, and nothing asks for each stage."""
+    asks = options.dump is not None or options.verify or options.check_kernels or options.minify_on_error
+    return backend == "inductor" and options.keep_frames and options.cache is not None and not asks
 
 
 def read_graph(text: str) -> KeptGraph | None:

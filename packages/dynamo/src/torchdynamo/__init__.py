@@ -37,12 +37,14 @@ from torchdynamo.explain import Explanation, explain, explain_guards
 from torchdynamo.export import Dim, export
 from torchdynamo.exported.archive import load, save
 from torchdynamo.exported.program import Exported
+from torchdynamo.kept.frames import KeptFrames
 from torchdynamo.schemas import CaptureOptions
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CaptureOptions", "CompiledCallable", "Dim", "Explanation", "Exported", "InternalError", "NotExportable",
+    "CaptureOptions", "CompiledCallable", "Dim", "Explanation", "Exported", "InternalError", "KeptFrames",
+    "NotExportable",
     "RecompileLimitExceeded", "SizeNotDynamic", "TorchDynamoError", "UnsafeArchive", "Unsupported", "allow_in_graph",
     "assume_constant_result", "collective_of", "disable", "disallow_in_graph", "error_on_graph_break", "explain",
     "explain_guards", "export", "graph_break", "is_compiling", "load", "mark_dynamic", "mark_static", "mark_unbacked",

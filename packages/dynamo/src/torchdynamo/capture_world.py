@@ -48,6 +48,8 @@ from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.sources import Attribute, own_dict
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSuper:
@@ -77,6 +79,7 @@ class CaptureWorld(PlainWorld):
             return value
         builtins = fn.__builtins__  # type: ignore[attr-defined]
         if name in builtins:
+            self.outside.builtins[name] = builtins[name]
             return builtins[name]
         raise NameError(f"name {name!r} is not defined", name=name)
 
@@ -337,7 +340,7 @@ class CaptureWorld(PlainWorld):
         if made is not MISSING:
             return cast(str, made)
         self._need_words(value)
-        return super().convert(concrete(value), how)
+        return self._shown(super().convert(concrete(value), how))
 
     def format_value(self, value: object, spec: str) -> str:
         made = self.outside.texts.format(value, spec)
@@ -347,7 +350,7 @@ class CaptureWorld(PlainWorld):
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return _no_method_of_fake(super().format_value(concrete(value), spec))
+            return self._shown(_no_method_of_fake(super().format_value(concrete(value), spec)))
 
     def join_texts(self, parts: object) -> str:
         made = self.outside.texts.of(joined, "", *parts)
@@ -485,7 +488,7 @@ class CaptureWorld(PlainWorld):
         if op == "%" and isinstance(a, str):
             self._need_words(*(b if type(b) is tuple else (b,)))
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
-        return super().binary(op, a, b) if result is MISSING else result
+        return self._shown(super().binary(op, a, b)) if result is MISSING else result
 
     def inplace(self, op: str, a: object, b: object) -> object:
         refuse_growing(None, (b,), {})
@@ -647,10 +650,12 @@ class CaptureWorld(PlainWorld):
         return _keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
 
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if getattr(fn, "__module__", None) == "sys" or getattr(fn, "__name__", None) in _OF_THIS_PROCESS:
+            self.outside.externals.unkept = f"what {getattr(fn, '__qualname__', fn)}() gives here"
         if not _keeps_texts(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
-            return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
+            return self._shown(_no_method_of_fake(super().call_leaf(fn, args, kwargs)))
         with self._numbers_shown(), self.outside.floats.looked_at(fn):
             try:
                 made = super().call_leaf(fn, args, kwargs)
@@ -661,7 +666,13 @@ class CaptureWorld(PlainWorld):
                 self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
-            return _no_method_of_fake(made)
+            return self._shown(_no_method_of_fake(made))
+
+    def _shown(self, made: Made) -> Made:
+        """What C code has made: a text that tells an address tells it in this process alone."""
+        if isinstance(made, str) and " at 0x" in made:
+            self.outside.externals.unkept = "the text of an object tells its address"
+        return made
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -716,7 +727,7 @@ class CaptureWorld(PlainWorld):
         raise BreakGraph(reason, detail)
 
 
-Made = TypeVar("Made")
+_OF_THIS_PROCESS = frozenset({"hash", "__hash__", "id"})  # C functions whose answers are its own
 
 
 def _no_method_of_fake(made: Made) -> Made:

@@ -42,11 +42,12 @@ from torchdynamo.capture import (
     interpret,
 )
 from torchdynamo.emit.codegen import Codegen, parameter_name
+from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
 from torchdynamo.events import NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
-from torchdynamo.function import Compiled, Function
+from torchdynamo.function import Compiled, Frames, Function
 from torchdynamo.graph.derivatives import first_leaf_behind
 from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
@@ -128,7 +129,7 @@ def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
     opened: list[Capture] = []
     forget_ended_code()
     try:
-        entry: Entry | Marker | None = _AGAIN
+        entry: Entry | Marker | None = _found(state, flat) or _AGAIN
         while isinstance(entry, Marker):
             entry = _convert(state, flat, opened)
         return entry
@@ -140,9 +141,33 @@ def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
             capture.release()
 
 
+def _frames(state: Function) -> Frames | None:
+    """Where the back end keeps frames for other processes, if it does."""
+    frames: Frames | None = getattr(state.backend, "frames", None)
+    return frames
+
+
+def _found(state: Function, flat: tuple[object, ...]) -> Entry | None:
+    """An entry of a frame that another process captured: everything that it read is the same here."""
+    frames = _frames(state)
+    if frames is None:
+        return None
+    with _own_faults(state):  # guards are asked as at every call
+        emitted = frames.find(state, flat)
+    if emitted is None:
+        return None
+    try:
+        compiled_graph = _call_backend(state, emitted) if emitted.graph is not None else None
+    except DataDependent:
+        return None
+    with _own_faults(state), _without_classes():
+        state.stats.add(found=1)
+        return _entry(state, emitted, compiled_graph)
+
+
 def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -> Entry | Marker | None:
     """The stages, each with what it may end in before the next."""
-    ambient = global_state()
+    ambient, frames, text, told = global_state(), _frames(state), None, state.stats.ledger.events
     with _own_faults(state), _without_classes():
         state.show("bytecode.txt", bytecode_text, state.function.__code__)
         generated = _capture_and_generate(state, flat, ambient, opened)
@@ -162,8 +187,12 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
         state.show("guards.txt", print_guards, finished.guards)
         if finished.graph is not None:
             state.show("torch_graph.py", graph_text, finished.graph, "graph")
+        outside = generated.capture.outside
+        emitted = _emitted(state, generated, finished)
+        if frames is not None and state.stats.ledger.events == told:  # what was told is to be told again
+            text = frames.written(state, flat, emitted, outside)
     try:
-        compiled_graph = _call_backend(state, finished) if finished.graph is not None else None
+        compiled_graph = _call_backend(state, emitted) if finished.graph is not None else None
     except DataDependent as error:
         if _break_there(state, generated.capture.outside, error):
             return _AGAIN
@@ -172,7 +201,11 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
         broke = as_break(error)
         return state.no_graph(GraphBreak(broke.reason, broke.detail, error.frames or state.frames()))
     with _own_faults(state), _without_classes():
-        return _entry(state, generated, finished, compiled_graph)
+        if finished.graph is not None:  # what the back end took for granted of numbers
+            emitted = replace(emitted, guards=emitted.guards + shape_guards(outside, finished.asked))
+        if frames is not None and text is not None and state.stats.ledger.events == told:
+            frames.keep(state, flat, text)
+        return _entry(state, emitted, compiled_graph)
 
 
 def capture_whole(
@@ -502,16 +535,16 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
 # -- back end, entry -------------------------------------------------------------------------
 
 
-def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequence[object]]:
+def _call_backend(state: Function, emitted: Emitted) -> Callable[..., Sequence[object]]:
     """What it raises is for the user to see."""
-    assert finished.graph is not None
-    examples: list[object] = [item.example for item in finished.inputs]
+    assert emitted.graph is not None
+    examples: list[object] = [item.example for item in emitted.inputs]
     classes = {type(one) for one in examples if isinstance(one, torch.Tensor)} - PLAIN_TENSORS
     began = time.perf_counter()
-    finished.graph.meta["began"] = state.began
+    emitted.graph.meta["began"] = state.began
     try:
         with preserved(), _without_classes() if classes else contextlib.nullcontext():
-            compiled = state.backend(finished.graph, examples)
+            compiled = state.backend(emitted.graph, examples)
     finally:
         state.stats.add(backend_seconds=time.perf_counter() - began)
     if not callable(compiled):
@@ -519,39 +552,50 @@ def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequenc
     return on_plain_tensors(compiled) if classes else compiled
 
 
-def _entry(
-    state: Function, generated: Generated, finished: Finishing, compiled_graph: Callable[..., object] | None
-) -> Entry:
-    """The generated function with its guards."""
+def _emitted(state: Function, generated: Generated, finished: Finishing) -> Emitted:
+    """The generated function as text, and all that is about it."""
     outside, function, graph = generated.capture.outside, state.function, finished.graph
-    guards, pinned, graph_break = finished.guards, outside.externals.pins.objects, generated.graph_break
-    if graph is not None:
-        guards += shape_guards(outside, finished.asked)  # what the back end took for granted of numbers
-        state.stats.add(graphs=1)
-    if graph_break is not None:
-        state.stats.record_break(function.__qualname__, graph_break)
     slots = function.__code__.co_varnames[: flat_size(function.__code__)]
     parameters = [parameter_name(index, name) for index, name in enumerate(slots)]
     effects = graph is not None and has_effects(graph)
-    text = generated.codegen.source_text(parameters, graph is not None, effects, generated.tail)
-    states = () if graph is None else switched_states(graph)
-    talks = graph is not None and communicates(graph)
-    rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), states, talks)
-    closure = function.__closure__ or ()
-    names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
-    if generated.module is not None:
-        names["__name__"] = generated.module  # some C code asks the frame that calls it
-    code = load(text, function.__qualname__, names)
-    if graph_break is not None and origin_of(function) is None:
-        code = started(code)
-    state.show("compiled.py", str, text)
-    sources = [item.source for item in finished.inputs if item.source is not None] if graph is not None else []
-    tree = GuardTree(guards, sources, function, pinned)
     interpreted = dict(outside.interpreted)
     if origin_of(function) is None:
         interpreted[function.__code__] = home_of(function)
-    programs = tuple((module, code) for code, module in interpreted.items())
-    return Entry(tree, code, Compiled(guards, graph, text, graph_break, pinned, programs))
+    return Emitted(
+        guards=finished.guards,
+        pinned=outside.externals.pins.objects,
+        graph=graph,
+        inputs=finished.inputs if graph is not None else [],
+        text=generated.codegen.source_text(parameters, graph is not None, effects, generated.tail),
+        module=generated.module,
+        graph_break=generated.graph_break,
+        written=_written(outside, finished.inputs),
+        states=() if graph is None else switched_states(graph),
+        communicates=graph is not None and communicates(graph),
+        programs=tuple((module, code) for code, module in interpreted.items()),
+    )
+
+
+def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., object] | None) -> Entry:
+    """The generated function with its guards."""
+    function, pinned, graph_break = state.function, emitted.pinned, emitted.graph_break
+    if emitted.graph is not None:
+        state.stats.add(graphs=1)
+    if graph_break is not None:
+        state.stats.record_break(function.__qualname__, graph_break)
+    rerun = Rerun(function, state.stats.ledger, emitted.written, emitted.states, emitted.communicates)
+    closure = function.__closure__ or ()
+    names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
+    if emitted.module is not None:
+        names["__name__"] = emitted.module  # some C code asks the frame that calls it
+    code = load(emitted.text, function.__qualname__, names)
+    if graph_break is not None and origin_of(function) is None:
+        code = started(code)
+    state.show("compiled.py", str, emitted.text)
+    sources = [item.source for item in emitted.inputs if item.source is not None]
+    tree = GuardTree(emitted.guards, sources, function, pinned)
+    made = (emitted.guards, emitted.graph, emitted.text, graph_break, pinned, emitted.programs)
+    return Entry(tree, code, Compiled(*made))
 
 
 def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:

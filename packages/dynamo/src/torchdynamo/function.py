@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.capture import Raised, as_user_frames
+from torchdynamo.emit.emitted import Emitted
 from torchdynamo.errors import InternalError, RecompileLimitExceeded
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -51,6 +52,7 @@ from torchdynamo.marks import Mark, MarkKind, mark_of
 from torchdynamo.outside.asynchronous import handles_a_signal, is_finalizer
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.imports import is_import_machinery
+from torchdynamo.outside.outside import Outside
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
 from torchdynamo.sources import Scope, Source
 from torchdynamo.stance import current as current_stance
@@ -58,6 +60,20 @@ from torchdynamo.stats import Stats
 from torchdynamo.watchers import other_compiler_off, watcher
 
 _log = logging.getLogger("torchdynamo")
+
+
+class Frames(Protocol):
+    """Where frames are kept for other processes: what a back end has as its `frames`."""
+
+    def find(self, state: Function, flat: Sequence[object]) -> Emitted | None:
+        """What another process captured of such a call, where it holds here."""
+
+    def written(self, state: Function, flat: Sequence[object], emitted: Emitted, outside: Outside) -> str | None:
+        """A captured frame as text, where it has such a form."""
+
+    def keep(self, state: Function, flat: Sequence[object], text: str) -> None:
+        """Keeps a frame's text."""
+
 
 # Runs one call: with its arguments, and the first time the error that capture ended in.
 _RunOnce: TypeAlias = Callable[[Sequence[object], BaseException | None], object]

@@ -69,6 +69,11 @@ def put_mark(function: object, mark: Mark) -> None:
     _MARKS[target] = mark
 
 
+def marks_objects() -> bool:
+    """Whether the program has marked anything but Python functions, or has calls of a function mean another's."""
+    return bool(STAND_INS) or any(type(marked) is not types.FunctionType for marked in list(_MARKS))
+
+
 def mark_of(function: object) -> Mark | None:
     """The mark of a function, by torchdynamo or by torch.compiler.disable and the like."""
     try:

@@ -19,30 +19,32 @@ class Stats:
     ledger: Ledger = field(default_factory=Ledger)
     parent: Stats | None = None
     graphs: int = 0
+    found: int = 0  # of the graphs: captured by another process
     seconds: float = 0.0  # of capture alone
     backend_seconds: float = 0.0
     _seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, *, graphs: int = 0, seconds: float = 0.0, backend_seconds: float = 0.0) -> None:
+    def add(self, *, graphs: int = 0, found: int = 0, seconds: float = 0.0, backend_seconds: float = 0.0) -> None:
         """Adds graphs and seconds, here and to the parent."""
         with self._lock:
             self.graphs += graphs
+            self.found += found
             self.seconds += seconds
             self.backend_seconds += backend_seconds
         if self.parent is not None:
-            self.parent.add(graphs=graphs, seconds=seconds, backend_seconds=backend_seconds)
+            self.parent.add(graphs=graphs, found=found, seconds=seconds, backend_seconds=backend_seconds)
 
     def clear(self) -> None:
         """Sets all counts to zero and empties the ledger; the parent keeps what it has."""
         with self._lock:
-            self.graphs, self.seconds, self.backend_seconds = 0, 0.0, 0.0
+            self.graphs, self.found, self.seconds, self.backend_seconds = 0, 0, 0.0, 0.0
             self._seen_from_inside.clear()
         self.ledger.clear()
 
     def copy(self) -> Stats:
         """The counts as they are now."""
-        return Stats(self.ledger.copy(), None, self.graphs, self.seconds, self.backend_seconds)
+        return Stats(self.ledger.copy(), None, self.graphs, self.found, self.seconds, self.backend_seconds)
 
     def record_break(self, function: str, graph_break: GraphBreak) -> None:
         """Counts a break once: the frames that the broken call was inlined into break at the same place, seen from

@@ -23,7 +23,9 @@ from torchdynamo.function import Function
 
 _WHY_NOT = "it calls functions or operators of the program's own, holds objects, or is for a device of another back end"
 # Options of the machine, and those under which nothing is kept.
-_NOT_SAVED = frozenset({"cache", "cxx", "dump", "verify", "check_kernels", "minify_on_error", "progress"})
+_NOT_SAVED = frozenset(
+    {"cache", "keep_frames", "cxx", "dump", "verify", "check_kernels", "minify_on_error", "progress"}
+)
 
 
 def save(compiled: torchdynamo.Exported | Callable[..., object], file: str | os.PathLike[str]) -> None:

@@ -259,6 +259,7 @@ class Calls:
 
     def _marked(self, mark: Mark, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self.outside.externals.unkept = f"{name} is marked"
         if mark.kind is MarkKind.ALLOWED:
             return self.outside.recorder.record_leaf(fn, args, kwargs)
         if mark.kind is MarkKind.SUBSTITUTED:
@@ -386,7 +387,16 @@ class Calls:
         if changes:
             ambient.restore(before)
             raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
+        if result is not None and not isinstance(result, torch.Tensor):
+            self.outside.answers.append((fn, args, result))
+            if kwargs:
+                self.outside.externals.unkept = f"what {fn.__name__}() gives here"
         return result
+
+    def _lines(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The text of a source file."""
+        self.outside.externals.unkept = "the text of a source file is read"
+        return fn(*args, **kwargs)
 
     def _choose_attention(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """Which kernels attention may take: for the calls behind this one, in the graph as in the program."""
@@ -728,7 +738,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (repr, Calls._text),
     (copy.deepcopy, Calls._deep_copy),
     *((method, Calls._method_of_tensors) for method in METHODS_OF_FAKES.values()),
-    *((function, Calls._native) for function in _LINES_OF_SOURCE),
+    *((function, Calls._lines) for function in _LINES_OF_SOURCE),
     *((function, Calls._ambient_read) for function in torch_calls.AMBIENT_READS),
     *((block, Calls._ambient) for block in leaving.STATE_BLOCKS),
     *((function, Calls._autograd_function) for function in _PYTHON_APPLY),

@@ -192,6 +192,8 @@ class Externals:
         self._class_sources: dict[int, Pinned] = {}  # by the class's identity, which is pinned
         self.world: object = None  # of the iterators that the program goes on with
         self.written_behind: list[object] | None = None  # by what is said behind the graph: it has not come there yet
+        self.fixed: list[tuple[Source, object]] = []  # what is read by names that are taken as fixed, without a guard
+        self.unkept = ""  # what capture has taken over from this process that another one cannot be held to
 
     def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:
         """Compiled code asks this of the source at each call; the user's frames now are told where it fails."""
@@ -371,7 +373,10 @@ class Externals:
             self.guard(source, GuardKind.SAME_OBJECT, known.source)
 
     def _guard_identity(self, value: object, source: Source) -> None:
-        if isinstance(source, Pinned) or _is_fixed(value, source):
+        if isinstance(source, Pinned):
+            return
+        if _is_fixed(value, source):
+            self.fixed.append((source, value))
             return
         self.guard(source, GuardKind.IDENTITY, value)
 

@@ -91,6 +91,7 @@ def captured(
     module = loaded(absolute)
     if module is None or absolute is None:
         if absolute is not None and not is_installed(absolute):
+            externals.unkept = f"{absolute} is not installed"
             guard_absent(externals, absolute)
             missing_module: types.ModuleType = BUILTIN(name, namespace, None, fromlist, level)  # raises
             return missing_module

@@ -112,6 +112,8 @@ class Outside:
         self._cells: set[int] = set()
         self.classes = Classes(self.externals, self.overlays, self.ambient)
         self.interpreted: dict[types.CodeType, str] = {}  # called functions' code, and their modules
+        self.builtins: dict[str, object] = {}  # that the program has read, by name: without guards
+        self.answers: list[tuple[Callable[..., object], tuple[object, ...], object]] = []  # of torch, without guards
         self.emitted = 0  # log records and warnings so far
         self._alive: list[object] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -123,7 +125,7 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        held += (self.classes.made, self.classes.found)
+        held += (self.classes.made, self.classes.found, externals.fixed, self.builtins, self.answers)
         for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows, self._alive, self._cells):
             table.clear()
         self.overlays.clear()
@@ -285,6 +287,7 @@ class Outside:
             return id(obj)
         if isinstance(known.original, torch.Tensor):
             raise BreakGraph("unsupported_read", f"id() of the tensor {known.source.expression()}")
+        self.externals.unkept = "the program asks for an id()"
         if not isinstance(known.source, Pinned):
             self.externals.guard(known.source, GuardKind.IDENTITY, known.original)
         return id(known.original)

@@ -1,0 +1,41 @@
+"""One version of a function, whole but for what the back end makes of its graph."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from primtorch.ambient import Ambient
+from torchdynamo.emit.graph_inputs import GraphInput
+from torchdynamo.schemas import GraphBreak, Guard
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What becomes an entry of a compiled callable.
+
+    Attributes:
+        pinned: what the text and the guards hold, by place.
+        inputs: of the graph.
+        text: of the generated function.
+        module: the name of the module that what the text calls last is called from.
+        written: which of the inputs that the guards read the program writes to.
+        states: what the graph switches.
+        communicates: whether it holds collectives.
+        programs: the program's code that this stands for, with its module.
+    """
+
+    guards: tuple[Guard, ...]
+    pinned: list[object]
+    graph: fx.GraphModule | None
+    inputs: list[GraphInput]
+    text: str
+    module: Any
+    graph_break: GraphBreak | None
+    written: tuple[int, ...]
+    states: tuple[Ambient, ...]
+    communicates: bool
+    programs: tuple[tuple[str, types.CodeType], ...]

@@ -1,0 +1,155 @@
+"""A captured graph as rows, and back: the same nodes, with what is known of their values.
+
+Sizes are numbers: a graph over symbols belongs to the capture that asked for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.records import Codec
+from primtorch.spec import TensorSpec
+from primtorch.wrappers import whole_of
+from torchdynamo.errors import NotExportable, UnsafeArchive
+from torchdynamo.exported.targets import function_named, name_of
+from torchdynamo.graph.derivatives import CALL
+from torchdynamo.graph.regions import graph_module
+from torchdynamo.graph.tensor_classes import class_of
+from torchdynamo.kept.contents import NotKept
+from torchdynamo.kept.rows import Reader, Row, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the graph, by its place."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a node gives: a tensor of this description."""
+
+    spec: TensorSpec
+    requires_grad: bool
+
+
+CLASSES = (Node, Value)
+CODECS = (
+    Codec(slice, lambda part: (part.start, part.stop, part.step), slice),
+    Codec(complex, lambda number: (number.real, number.imag), complex),
+    Codec(type(...), lambda _: (), lambda: ...),
+)
+# What is known of a node; how many calls came before it, and what it may refuse, capture alone asks.
+_KNOWN = frozenset({"val", "stack", "source", "effect", CALL, "refusable"})
+
+
+def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
+    """The rows of a graph.
+
+    Raises:
+        NotKept: it holds what has no form as text: graphs within it, symbols, operators of the program's own.
+    """
+    places: dict[fx.Node, int] = {}
+    rows = []
+    for place, node in enumerate(graph.graph.nodes):
+        if node.op in ("get_attr", "call_module") or node.meta.keys() - _KNOWN:
+            raise NotKept(f"the graph holds {node.op} {node.target}, {sorted(node.meta)}")
+        target = node.target if node.op != "call_function" else _name_of(node.target)
+        args, kwargs = _argument(tuple(node.args), places), _argument(dict(node.kwargs), places)
+        value = None if node.op == "placeholder" else _value(node.meta.get("val"))
+        stack = writer.stack(tuple(node.meta.get("stack") or ()))
+        rows.append([node.op, node.name, target, args, kwargs, value, stack, bool(node.meta.get("effect"))])
+        places[node] = place
+    return rows
+
+
+def _name_of(target: object) -> str:
+    try:
+        return name_of(target)
+    except NotExportable as error:
+        raise NotKept(str(error)) from None
+
+
+def _argument(value: Any, places: Mapping[fx.Node, int]) -> object:
+    if isinstance(value, fx.Node):
+        return Node(places[value])
+    if isinstance(value, torch.Size) or type(value) is tuple:
+        return tuple(_argument(item, places) for item in value)
+    if isinstance(value, tuple):
+        raise NotKept(f"the graph is given a {type(value).__name__}")
+    if isinstance(value, list):
+        return [_argument(item, places) for item in value]
+    if isinstance(value, dict):
+        return {key: _argument(item, places) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_argument(part, places) for part in (value.start, value.stop, value.step)))
+    return value
+
+
+def _value(value: object) -> object:
+    if isinstance(value, (tuple, list)):
+        return [_value(item) for item in value]
+    if isinstance(value, FakeTensor):
+        if whole_of(value) is not None or class_of(value) is not None:
+            raise NotKept("a tensor of another class")
+        spec = TensorSpec.of(value)
+        if not all(type(number) is int for number in (*spec.shape, *spec.strides, spec.offset)):
+            raise NotKept("sizes that are symbols")
+        return Value(spec, value.requires_grad)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise NotKept(f"the graph gives a {type(value).__name__}")
+
+
+def made(
+    rows: Sequence[Row], reader: Reader, inputs: Sequence[Any], sources: Sequence[str], name: str
+) -> fx.GraphModule:
+    """The graph of these rows, for inputs of a call. Raises NotKept where it calls what nobody may."""
+    graph, mode = fx.Graph(), FakeMode()
+    nodes: list[fx.Node] = []
+    remaining = iter(zip(inputs, sources, strict=True))
+    with torch._C.DisableTorchFunction():
+        for op, node_name, target, args, kwargs, value, stack, effect in rows:
+            try:
+                found = target if op != "call_function" else function_named(target, ())
+            except UnsafeArchive as error:
+                raise NotKept(str(error)) from None
+            node = graph.create_node(op, found, _given(args, nodes), _given(kwargs, nodes), name=node_name)
+            if node.name != node_name:
+                raise NotKept(f"no name of a node: {node_name!r}")
+            if op == "placeholder":
+                tensor, source = next(remaining)
+                node.meta.update(val=mode.from_tensor(tensor), source=source)
+            elif op != "output":
+                node.meta["val"] = _made_value(value, mode)
+            node.meta["stack"] = reader.stack(stack)
+            if effect:
+                node.meta["effect"] = True
+            nodes.append(node)
+    return graph_module({}, graph, name)
+
+
+def _given(value: Any, nodes: Sequence[fx.Node]) -> Any:
+    kind = type(value)
+    if kind is Node:
+        return nodes[value.place]
+    if kind in (tuple, list):
+        return kind(_given(item, nodes) for item in value)
+    if kind is dict:
+        return {key: _given(item, nodes) for key, item in value.items()}
+    if kind is slice:
+        return slice(*(_given(part, nodes) for part in (value.start, value.stop, value.step)))
+    return value
+
+
+def _made_value(value: Any, mode: FakeMode) -> object:
+    if type(value) is Value:
+        return mode.from_spec(value.spec, requires_grad=value.requires_grad)
+    return tuple(_made_value(item, mode) for item in value) if type(value) is list else value
