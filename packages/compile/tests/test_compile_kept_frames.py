@@ -33,6 +33,7 @@ NAME = "kept_world"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
     monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHCOMPILE_KEEP_FRAMES", "1")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

@@ -25,6 +25,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TORCHCOMPILE_CACHE": "cache",
         "TORCHCOMPILE_VERIFY": "verify",
         "TORCHCOMPILE_CHECK_KERNELS": "check_kernels",
+    "TORCHCOMPILE_KEEP_FRAMES": "keep_frames",
         "CXX": "cxx",
     }
 )
@@ -45,10 +46,10 @@ class CompileOptions:
         },
     )
     keep_frames: bool = field(
-        default=True,
+        default=False,
         metadata={
             "doc": "keep what capture made of a call in the cache folder, too: another process whose code, modules and "
-            "arguments are the same captures nothing"
+            "arguments are the same captures nothing (TORCHCOMPILE_KEEP_FRAMES=1)"
         },
     )
     cxx: str | None = field(
