@@ -25,7 +25,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TORCHCOMPILE_CACHE": "cache",
         "TORCHCOMPILE_VERIFY": "verify",
         "TORCHCOMPILE_CHECK_KERNELS": "check_kernels",
-    "TORCHCOMPILE_KEEP_FRAMES": "keep_frames",
+        "TORCHCOMPILE_KEEP_FRAMES": "keep_frames",
         "CXX": "cxx",
     }
 )
