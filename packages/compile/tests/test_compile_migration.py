@@ -151,7 +151,7 @@ def options() -> None:
     from torchcompile.options import resolve
 
     for name, value, ours, expected in (
-        ("max_autotune", True, "templates", True),
+        ("max_autotune", True, "tune_products", True),
         ("triton.cudagraphs", True, "cuda_graphs", True),
         ("fallback_random", True, "eager_random", True),
         ("emulate_precision_casts", True, "precision", "eager"),

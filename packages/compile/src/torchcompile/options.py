@@ -144,8 +144,8 @@ MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "default": MappingProxyType({}),
         "reduce-overhead": MappingProxyType({"cuda_graphs": True}),
-        "max-autotune": MappingProxyType({"templates": True, "cuda_graphs": True}),
-        "max-autotune-no-cudagraphs": MappingProxyType({"templates": True}),
+        "max-autotune": MappingProxyType({"tune_products": True, "cuda_graphs": True}),
+        "max-autotune-no-cudagraphs": MappingProxyType({"tune_products": True}),
     }
 )
 

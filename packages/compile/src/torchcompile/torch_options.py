@@ -33,8 +33,8 @@ _A_HINT = Counterpart(taken=_EITHER, instead="it takes True or False")
 
 TORCH_OPTIONS: Mapping[str, Counterpart] = MappingProxyType(
     {
-        "max_autotune": Counterpart("templates", open=True),
-        "max_autotune_gemm": Counterpart("templates", open=True),
+        "max_autotune": Counterpart("tune_products", open=True),
+        "max_autotune_gemm": Counterpart("tune_products", open=True),
         "triton.cudagraphs": Counterpart("cuda_graphs", open=True),
         "fallback_random": Counterpart("eager_random", open=True),
         "emulate_precision_casts": Counterpart("precision", {True: "eager", False: "fused"}),
