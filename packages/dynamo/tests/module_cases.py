@@ -481,14 +481,14 @@ CASES: dict[str, Case] = {
     "hooks with effects": Case(with_effects, graphs=4),
     "full backward hooks": Case(backward_hooks, graphs=4, breaks={"module_hook"}),
     "hooks of parameters": Case(two_layers, parameter_hook),
-    "hook on an intermediate": Case(two_layers, call=hook_on_an_intermediate),
-    "hook on the input": Case(two_layers, call=hook_on_the_input),
+    "hook on an intermediate": Case(two_layers, call=hook_on_an_intermediate, graphs=2, breaks={"tensor_hook"}),
+    "hook on the input": Case(two_layers, call=hook_on_the_input, breaks={"tensor_hook"}),
     "a backward hook comes and goes": Case(
         two_layers, backward_hook_comes_and_goes, calls=5, graphs=4, breaks={"module_hook"}
     ),
     "a parameter's hook comes and goes": Case(two_layers, parameter_hook_comes_and_goes, calls=5),
     "hook removed in the program": Case(two_layers, call=hook_removed_in_the_program, graphs=3, breaks={"tensor_hook"}),
-    "a gradient is retained": Case(two_layers, call=retained_gradient, graphs=2),
+    "a gradient is retained": Case(two_layers, call=retained_gradient, graphs=3, breaks={"tensor_hook"}),
     "parametrized and back": Case(two_layers, parametrized_and_back, calls=5, graphs=3),
     "pruned": Case(two_layers, pruned, calls=5, graphs=4),
     "weight norm by hooks": Case(lambda: nn.utils.weight_norm(nn.Linear(4, 4))),

@@ -22,6 +22,8 @@ from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, Rule
 from torchdynamo.reasons import BreakGraph, HookOutlivesGraph
 
+_WAITING: tuple[str, ...] = ()
+
 
 class GradientHooks:
     """The hooks that one capture registers, as rules of calls."""
@@ -33,8 +35,12 @@ class GradientHooks:
         self._registered: list[tuple[FakeTensor, tuple[object, ...]]] = []  # each with what autograd knew it by
 
     def rules(self) -> Iterator[tuple[object, Rule]]:
-        """The methods of tensors that hooks are registered by."""
-        for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
+        """The methods of tensors that hooks are registered by.
+
+        None as yet: where the program takes the gradient in the same call, hooks that waited for the end of the graph
+        missed it. Until then each ends the graph (`tensor_hook`).
+        """
+        for name in _WAITING:
             yield getattr(torch.Tensor, name), functools.partial(self.register, name)
 
     def register(self, name: str, fn: Callee, args: Args, kwargs: Kwargs) -> object:
