@@ -780,6 +780,20 @@ def an_intermediate_that_keeps_its_gradient() -> Made:
     return of(step, w)
 
 
+@case("tensor_hook", "library_code", "backward", graphs=None)
+def a_hook_before_a_backward() -> Made:
+    """The hook is of a backward that the program runs in the same call."""
+    w = leaf(3)
+
+    def step() -> Any:
+        y = w.sin()
+        y.register_hook(lambda gradient: gradient * 2)
+        y.exp().sum().backward()
+        return w.grad.clone()  # type: ignore[union-attr]
+
+    return of(step, w)
+
+
 # -- what the engine would meet outside of the graph --------------------------------------------
 
 

@@ -123,7 +123,6 @@ class Directions:
         refused_class: ordinal of a class before whose making it ends.
         refused_leaf: ordinal of a tensor that requires a gradient before whose making it ends.
         refused_work: ordinal of a collective that gives work before which it ends.
-        refused_hook: ordinal of a hook on a gradient before whose registration it ends.
         cut_at: number of recorded calls behind which the graph ends.
     """
 
@@ -134,7 +133,6 @@ class Directions:
     refused_class: int = -1
     refused_leaf: int = -1
     refused_work: int = -1
-    refused_hook: int = -1
     cut_at: int | None = None
 
     def to_the_end(self) -> Directions:
@@ -205,7 +203,6 @@ def interpret(
     calls = world.calls = Calls(outside, world, interpreter)
     stack.frames = interpreter.frames
     calls.works.refused = directions.refused_work
-    calls.gradient_hooks.refused = directions.refused_hook
     interpreter.refused_raise = directions.refused_raise
     interpreter.refused_start = directions.refused_start
     outside.classes.refused = directions.refused_class

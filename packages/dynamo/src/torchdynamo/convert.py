@@ -66,7 +66,6 @@ from torchdynamo.reasons import (
     BreakGraph,
     ClassOutlivesGraph,
     GivesUp,
-    HookOutlivesGraph,
     LeafOutlivesGraph,
     OutlivesGraph,
     WorkOutlivesGraph,
@@ -298,8 +297,6 @@ def _capture_and_generate(
             directions, depth = Directions(refused_leaf=error.ordinal), None
         except WorkOutlivesGraph as error:
             directions, depth = Directions(refused_work=error.ordinal, refused_leaf=directions.refused_leaf), None
-        except HookOutlivesGraph as error:
-            directions, depth = Directions(refused_hook=error.ordinal, refused_leaf=directions.refused_leaf), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -451,7 +448,6 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
         codegen.side_effects()
         codegen.number_rows()
         codegen.check_conditions()
-        calls.gradient_hooks.refuse_changed()
         for said in calls.emissions.made:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
         for block in calls.blocks.close():

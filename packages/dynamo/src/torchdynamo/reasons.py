@@ -119,9 +119,8 @@ _TABLE = (
     ),
     Reason(
         "tensor_hook",
-        "a hook on a tensor's gradient that cannot be registered behind the graph: its handle is kept or removed, the"
-        " tensor is written to later, or it is made within a function that becomes a graph of its own",
-        "drop the handle, or register the hook outside of the compiled function",
+        "a hook on a tensor runs when its gradient is there, which a graph has no place for",
+        "register the hook outside of the compiled function",
     ),
     Reason(
         "module_hook",
@@ -312,18 +311,6 @@ class WorkOutlivesGraph(BreakGraph):
 
     def __init__(self, ordinal: int) -> None:
         super().__init__("distributed", "the work of a collective outlives the graph")
-        self.ordinal = ordinal
-
-
-class HookOutlivesGraph(BreakGraph):
-    """A hook cannot be registered behind the graph: it has to be registered where the program does.
-
-    Attributes:
-        ordinal: which of the hooks on gradients it is.
-    """
-
-    def __init__(self, ordinal: int) -> None:
-        super().__init__("tensor_hook", "a hook's handle is kept, or its tensor is written to")
         self.ordinal = ordinal
 
 

@@ -38,7 +38,6 @@ from torchdynamo.calls.collectives import FUNCTIONAL, inlines, wait, with_group_
 from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
-from torchdynamo.calls.gradient_hooks import GradientHooks
 from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.jagged_calls import is_interpreted, is_method
 from torchdynamo.calls.layouts import inlines as lays_out
@@ -102,7 +101,6 @@ class Calls:
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
-        self.gradient_hooks = GradientHooks(outside.recorder, self.emissions)
         self.blocks = OpenBlocks(outside.recorder, self.emissions)
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
@@ -115,7 +113,6 @@ class Calls:
         groups = (self.process_groups, self.works)
         rooms = (
             self.emissions,
-            self.gradient_hooks,
             self.blocks,
             self.overrides,
             self.random_state,

@@ -162,8 +162,6 @@ class Engine:
             raise _refusal(str(watched))
         if self.recorder.regions.open:
             raise _refusal("within a function that becomes a graph of its own")
-        if self.recorder.hooked:
-            raise _refusal("behind a hook that the program registers on a gradient")
         given = [fake for _, _, fake in self.outside.tensors]
         by = {id(tensor) for tensor in inputs}
         from_outside = {

@@ -298,8 +298,6 @@ class Codegen:
         kind = type(obj)
         if id(obj) in self.recorder.works:
             raise WorkOutlivesGraph(self.recorder.works[id(obj)][1])
-        if id(obj) in self.recorder.handles:
-            raise self.recorder.handles[id(obj)][1]
         if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         name = self.named(obj, f"object.__new__({self.pin(kind)})")

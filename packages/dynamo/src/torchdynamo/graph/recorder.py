@@ -142,8 +142,6 @@ class Recorder:
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.leaves: list[torch.Tensor] = []  # fakes at which a history begins, and which the program made
         self.works: dict[int, tuple[object, int]] = {}  # what stands for collectives that were begun, by identity
-        self.handles: dict[int, tuple[object, BreakGraph]] = {}  # of hooks; each with what is raised where it leaves
-        self.hooked = False  # whether hooks on gradients wait for the end of the graph
         self.refused_leaf = -1  # which of them the graph ends before
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
@@ -189,7 +187,6 @@ class Recorder:
         self.written.clear()
         self.leaves.clear()
         self.works.clear()
-        self.handles.clear()
         self.on_write = None
         self.restrided.clear()
         self.conditions.release()
