@@ -24,6 +24,7 @@ from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.relation import Truth
 from primtorch.symbolic.sym_node import SymNode
 from primtorch.wrappers import wrappers_in
+from torchdynamo.graph.special_tensors import leaves, refusal
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.reasons import BreakGraph
 
@@ -340,7 +341,7 @@ class Jagged:
 
     def are_in(self, args: object, kwargs: object) -> bool:
         """Whether nested tensors are among the arguments."""
-        return self.used and any(map(is_jagged, _leaves((args, kwargs))))
+        return self.used and any(map(is_jagged, leaves((args, kwargs))))
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """A call with nested tensors: what torch's code for it does is in the graph, and its result is given."""
@@ -356,8 +357,8 @@ class Jagged:
         except Escape:
             raise
         except Exception as error:
-            raise BreakGraph("special_tensor", f"{name}() of a nested tensor: {_first_line(error)}") from error
-        for leaf in _leaves(result):
+            raise refusal(name, "nested", error) from error
+        for leaf in leaves(result):
             if is_jagged(leaf):
                 if not stands_for_one(leaf) or not isinstance(rows_of(leaf).node, RaggedNode):  # type: ignore[attr-defined]
                     jagged._tensor_id_counter = count
@@ -431,19 +432,5 @@ class _Below(DispatchMode):
         return result
 
 
-def _leaves(value: object) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
-
-
 def _fakes(value: object) -> Iterator[FakeTensor]:
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, FakeTensor))
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return (leaf for leaf in leaves(value) if isinstance(leaf, FakeTensor))

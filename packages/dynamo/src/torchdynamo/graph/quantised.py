@@ -7,7 +7,7 @@ copies are those of the integers, other operators stand in the graph as `primtor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.recipe import storage_bytes
 from primtorch.quantised import INTEGERS, ByChannel, ByTensor, Meaning, Operand
 from primtorch.spec import TensorSpec
+from torchdynamo.graph.special_tensors import leaves, refusal
 from torchdynamo.interpreter.protocol import MISSING, Escape
 from torchdynamo.reasons import BreakGraph
 
@@ -108,7 +109,7 @@ class Quantised:
     def takes(self, name: str, args: object, kwargs: object) -> bool:
         """Whether a call makes one, or has one among its arguments."""
         return name in _MAKERS or (
-            self.used and any(isinstance(leaf, QuantisedFake) for leaf in _leaves((args, kwargs)))
+            self.used and any(isinstance(leaf, QuantisedFake) for leaf in leaves((args, kwargs)))
         )
 
     # -- calls ----------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Quantised:
         except (Escape, PrimTorchError):
             raise
         except RuntimeError as error:  # what eager refuses it says between two graphs
-            raise BreakGraph("special_tensor", f"{name}() of a quantised tensor: {_first_line(error)}") from error
+            raise refusal(name, "quantised", error) from error
 
     def _question(self, name: str, args: tuple[Any, ...]) -> object:
         """What a tensor is asked about its scale, or MISSING."""
@@ -182,7 +183,7 @@ class Quantised:
         given = form.bound(args, kwargs)
         for place, argument in enumerate(form.original._schema.arguments):
             value = given[argument.name]
-            if (place in form.quantised) != any(isinstance(leaf, QuantisedFake) for leaf in _leaves(value)):
+            if (place in form.quantised) != any(isinstance(leaf, QuantisedFake) for leaf in leaves(value)):
                 raise BreakGraph("special_tensor", f"{form.original} of quantised and other tensors")
             if isinstance(value, torch.Tensor) and str(argument.type) in _NUMBERS:
                 given[argument.name] = self._number(_NUMBERS[str(argument.type)], value)
@@ -322,7 +323,7 @@ class _Below(DispatchMode):
     ) -> object:
         recorder = self.quantised.recorder
         args, keywords = recorder.adopt_all(args), recorder.adopt_all(dict(kwargs or {}))
-        if func in _RULES or any(isinstance(leaf, QuantisedFake) for leaf in _leaves((args, keywords))):
+        if func in _RULES or any(isinstance(leaf, QuantisedFake) for leaf in leaves((args, keywords))):
             return self.quantised.operate(func, args, keywords)
         return recorder.record(func, args, keywords)
 
@@ -331,7 +332,7 @@ def operator_of(
     operator: OpOverload | OpOverloadPacket, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> forms.Form | None:
     """What stands in graphs for a call of one of torch's operators over quantised tensors."""
-    if not any(isinstance(leaf, QuantisedFake) for leaf in _leaves((args, kwargs))):
+    if not any(isinstance(leaf, QuantisedFake) for leaf in leaves((args, kwargs))):
         return None
     return forms.form_of(operator, args, kwargs)
 
@@ -339,17 +340,3 @@ def operator_of(
 def _refuse_dtype(dtype: torch.dtype) -> None:
     if dtype not in INTEGERS:
         raise BreakGraph("special_tensor", f"a tensor of {dtype} is made")
-
-
-def _leaves(value: object) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
