@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from column_cases import CASES, normalise_sum, share_and_sum
 from device_cases import activate_and_share, gradients, normalise
+from interpreted import replies
 
 import primtorch
 from torchinductor.cost import traffic_of
@@ -22,7 +17,6 @@ pytest.importorskip("triton")
 
 from torchinductor.codegen.triton.plan import Layout, walk_parts, walk_rows  # noqa: E402
 
-TESTS = Path(__file__).resolve().parent
 BF16 = torch.bfloat16
 
 
@@ -99,18 +93,9 @@ def test_programs_have_work() -> None:
 
 def test_values_in_the_interpreter() -> None:
     names = [*CASES, "any number of rows"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "columns_worker.py", *names],
-        cwd=TESTS,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    replies = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r["case"] for r in replies] == names
-    for reply in replies:
+    found = replies("columns_worker.py", *names)
+    assert [r["case"] for r in found] == names
+    for reply in found:
         assert "failure" not in reply, reply["failure"]
         assert reply["walks"] == 1, reply
         dtype = CASES[reply["case"]].dtype if reply["case"] in CASES else torch.float32

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from device_cases import CASES, MANY
+from interpreted import replies
 from torch.utils import _pytree as pytree
 
 import primtorch
@@ -18,8 +13,6 @@ from torchinductor.cost import traffic_of
 from torchinductor.source import planned_operations
 
 pytest.importorskip("triton")
-
-TESTS = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -34,18 +27,9 @@ def test_kernels_and_the_bytes_that_they_move(name: str) -> None:
 
 def test_values_in_the_interpreter() -> None:
     names = [name for name, case in CASES.items() if not case.slow]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "device_worker.py", *names],
-        cwd=TESTS,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    replies = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r["case"] for r in replies] == names
-    for reply in replies:
+    found = replies("device_worker.py", *names)
+    assert [r["case"] for r in found] == names
+    for reply in found:
         assert "failure" not in reply, reply["failure"]
         rounding = torch.finfo(CASES[reply["case"]].dtype).eps
         assert reply["error"] <= 2 * reply["eager"] + rounding / 4, reply

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import replies
 from template_cases import CASES, Case
 from test_inductor_symbolic import symbolic
 
@@ -30,7 +27,6 @@ from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.source import on_device
 
-TESTS = Path(__file__).resolve().parent
 ON = InductorOptions(templates=True, verify=True)
 CUDA = torch.device("cuda")
 
@@ -188,22 +184,16 @@ def test_halves_are_multiplied_on_tensor_cores_from_shared_memory(tmp_path: Path
     assert "wgmma.mma_async" in text and "cp.async" in text
 
 
-def interpreted(*arguments: str) -> list[dict[str, float | str]]:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "template_worker.py", *arguments]
-    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_values_in_the_interpreter() -> None:
-    replies = interpreted()
-    assert [reply["case"] for reply in replies] == list(CASES)
-    for reply in replies:
+    pytest.importorskip("triton")
+    found = replies("template_worker.py")
+    assert [reply["case"] for reply in found] == list(CASES)
+    for reply in found:
         assert reply.get("error", 1.0) <= 2 * float(reply.get("eager", 0.0)) + 1e-15, reply
 
 
 def test_random_programs_in_the_interpreter() -> None:
-    replies = interpreted("--random", str(random.randrange(10**6)), "12")
-    assert not [reply for reply in replies if "failure" in reply]
-    assert sum(int(reply["templates"]) for reply in replies) > 3
+    pytest.importorskip("triton")
+    found = replies("template_worker.py", "--random", str(random.randrange(10**6)), "12")
+    assert not [reply for reply in found if "failure" in reply]
+    assert sum(int(reply["templates"]) for reply in found) > 3

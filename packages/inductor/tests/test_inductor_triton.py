@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import replies
 from triton_kernel_set import CUDA, Builder, Case, large_cases, small_cases
 
 from primtorch.symbolic.expr import symbol
@@ -27,8 +24,6 @@ from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage
 
 pytest.importorskip("triton")
 
-TESTS = Path(__file__).resolve().parent
-
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> TritonCompiler:
@@ -37,18 +32,9 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> TritonCompiler:
 
 def test_values_in_the_interpreter() -> None:
     seed = str(random.randrange(10**6))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "triton_interpret_worker.py", seed],
-        cwd=TESTS,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    replies = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r["case"] for r in replies] == [c.name for c in small_cases()]
-    for reply in replies:
+    found = replies("triton_interpret_worker.py", seed)
+    assert [r["case"] for r in found] == [c.name for c in small_cases()]
+    for reply in found:
         limit = 6e-3 if reply["case"] == "swiglu" else 2e-6  # swiglu runs in bfloat16, which the interpreter truncates
         assert reply.get("error", 1.0) <= limit, f"seed {seed}: {reply}"
 
