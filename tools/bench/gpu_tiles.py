@@ -25,7 +25,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from gpu_traffic import MODELS, traffic
+from gpu_traffic import MODELS, traffic, traffic_of_step
+from programs import programs
 
 from torchinductor.codegen.triton.backend import TritonLauncher
 from torchinductor.codegen.triton.compiler import Binary, TritonCompiler
@@ -52,6 +53,10 @@ class Found:
     count: int = 1
 
 
+Kernels = dict[tuple[str, str], Found]
+"""By the text of a kernel and its grid."""
+
+
 def kind_of(kernel: Kernel) -> str:
     """Of layout; reductions in one piece, in loops along rows, and in loops along columns apart."""
     layout = kernel.laid_out(Layout)
@@ -60,26 +65,47 @@ def kind_of(kernel: Kernel) -> str:
     return "piece" if layout.persistent else "column" if layout.x_block > 1 else "long row"
 
 
+def add(found: Kernels, place: str, operations: Sequence[Operation], least: int) -> None:
+    """Those of a graph's kernels that move at least so many bytes and write by no index."""
+    for operation in operations:
+        for kernel in operation.parts if isinstance(operation, Bundle) else (operation,):
+            if not isinstance(kernel, Kernel) or kernel.scatters or kernel.symbols:
+                continue
+            nbytes = sum(bytes_of(kernel, {}).values())
+            if nbytes < least or kernel.laid_out(Layout).shape in ("matmul", "attention"):
+                continue
+            key = (write(kernel).text, str(kernel.laid_out(Layout).grid))
+            if key in found:
+                found[key].count += 1
+            else:
+                found[key] = Found(place, kernel, nbytes)
+
+
 def found_in(models: Sequence[str], least: int) -> list[Found]:
-    """The kernels that move at least so many bytes and write by no index."""
-    found: dict[tuple[str, str], Found] = {}
-
-    def add(model: str, operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            for kernel in operation.parts if isinstance(operation, Bundle) else (operation,):
-                if not isinstance(kernel, Kernel) or kernel.scatters or kernel.symbols:
-                    continue
-                nbytes = sum(bytes_of(kernel, {}).values())
-                if nbytes < least or kernel.laid_out(Layout).shape in ("matmul", "attention"):
-                    continue
-                key = (write(kernel).text, str(kernel.laid_out(Layout).grid))
-                if key in found:
-                    found[key].count += 1
-                else:
-                    found[key] = Found(model, kernel, nbytes)
-
+    """The kernels of models' training steps."""
+    found: Kernels = {}
     for model in models:
-        traffic(model, "train", lambda operations, model=model: add(model, operations))
+        traffic(model, "train", lambda operations, model=model: add(found, model, operations, least))
+    return list(found.values())
+
+
+class _Module(torch.nn.Module):
+    """A program as a module."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        return self.function(*inputs)
+
+
+def found_in_programs(only: str, least: int) -> list[Found]:
+    """The kernels of the programs of tools/bench/programs.py whose name contains `only`."""
+    found: Kernels = {}
+    for program in programs("cpu", only, big=True):
+        show = lambda operations, name=program.name: add(found, name, operations, least)
+        traffic_of_step(_Module(program.function), program.inputs, {}, program.gradient is not None, show)
     return list(found.values())
 
 
@@ -87,6 +113,8 @@ def found_in(models: Sequence[str], least: int) -> list[Found]:
 
 
 def _lines(layout: Layout) -> Iterator[Layout]:
+    if layout.shape == "rows":
+        yield from _lines(Layout("flat", (*layout.fixed, *layout.x), wide=layout.wide))
     for block, warps in itertools.product((256, 512, 1024, 2048, 4096), (2, 4, 8)):
         yield replace(layout, x_block=block, warps=warps)
 
@@ -94,6 +122,7 @@ def _lines(layout: Layout) -> Iterator[Layout]:
 def _tiles(layout: Layout) -> Iterator[Layout]:
     for x, y, warps in itertools.product((16, 32, 64, 128), (4, 8, 16, 32, 64, 128), (4, 8)):
         yield replace(layout, x_block=x, y_block=y, warps=warps)
+    yield from _lines(Layout("flat", (*layout.fixed, *layout.y, *layout.x), wide=layout.wide))
 
 
 def _columns(layout: Layout) -> Iterator[Layout]:
@@ -126,7 +155,9 @@ def variants(kernel: Kernel) -> dict[str, Kernel]:
         elements = layout.x_block * layout.y_block * layout.r_block / (32 * layout.warps)
         if 2 <= elements <= _MOST_ELEMENTS:
             blocks = f"x{layout.x_block} y{layout.y_block} r{layout.r_block}"
-            made[f"{blocks} warps {layout.warps} stages {layout.stages}"] = replace(kernel, layout=layout)
+            made[f"{layout.shape} {blocks} warps {layout.warps} stages {layout.stages}"] = replace(
+                kernel, layout=layout
+            )
     return made
 
 
@@ -202,6 +233,7 @@ def best_for_all(rows: Sequence[dict[str, float]]) -> list[tuple[float, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=MODELS, help="suite/name,batch,length")
+    parser.add_argument("--programs", help="in place of models: programs whose names contain this, '' for all")
     parser.add_argument("--kinds", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--most", type=int, default=16, help="kernels of a kind: those that move most")
     parser.add_argument("--least-megabytes", type=float, default=15)
@@ -210,7 +242,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON lines, a kernel each")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = found_in(options.models, int(options.least_megabytes * 1e6))
+    least = int(options.least_megabytes * 1e6)
+    found = found_in(options.models, least) if options.programs is None else found_in_programs(options.programs, least)
     timer = None if options.list else Timer()
     for kind in options.kinds:
         here = sorted((f for f in found if kind_of(f.kernel) == kind), key=lambda f: -f.nbytes * f.count)[
