@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from device_cases import gradients, normalise
+from device_cases import activate_and_share, gradients, normalise
 
 Tensor = torch.Tensor
 
@@ -67,6 +67,7 @@ CASES: dict[str, Case] = {
     "in doubles": Case(gradients(normalise), ((13, 32), (32,), (32,), (13, 32)), dtype=torch.float64),
     "root mean square": Case(gradients(root_mean_square), ((40, 32), (32,), (40, 32))),
     "end of a block": Case(gradients(normalise_sum), ((40, 32), (40, 32), (32,), (32,), (32,), (40, 32))),
+    "much to compute": Case(gradients(activate_and_share), ((40, 32), (32,), (32,), (40, 32))),
     "sums of what is stored": Case(share_and_sum, ((40, 32), (40, 32)), dtype=torch.bfloat16),
     "several sums": Case(standardised, ((50, 24),)),
     "batches of rows": Case(gradients(normalise), ((4, 9, 32), (32,), (32,), (4, 9, 32))),

@@ -69,9 +69,23 @@ def test_other_sums_are_kernels_of_their_own(rows: int, columns: int) -> None:
     assert walks(planned(gradients(normalise), *norm(rows, columns))) == 0
 
 
-def test_what_computes_much_is_not_left_to_few_programs() -> None:
+def test_what_computes_much_takes_more_rows_at_a_time() -> None:
+    def rows_at_a_time(program, *shapes: tuple[int, ...]) -> int:  # type: ignore[no-untyped-def]
+        layouts = [kernel.laid_out(Layout) for kernel in planned(gradients(program), *shapes)]
+        (walk,) = (layout for layout in layouts if layout.walk is not None)
+        return walk.x_block
+
     shapes = (8192, 1024), (1024,), (1024,), (8192, 1024)
-    assert walks(planned(gradients(activate_and_share), *shapes)) == 0
+    assert rows_at_a_time(activate_and_share, *shapes) == 2 * rows_at_a_time(normalise, *shapes)
+
+
+def test_random_numbers_are_not_made_by_few_programs() -> None:
+    def dropped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return normalise(torch.nn.functional.dropout(x, 0.5, True), weight, bias)
+
+    inputs = [torch.empty(shape, dtype=BF16) for shape in norm(8192, 1024)]
+    found = planned_operations(primtorch.lower(primtorch.trace(gradients(dropped), *inputs)), "cuda")
+    assert walks([operation for operation in found if isinstance(operation, Kernel)]) == 0
 
 
 def test_rows_and_columns_of_a_square_are_told_apart() -> None:

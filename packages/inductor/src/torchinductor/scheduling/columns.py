@@ -16,7 +16,6 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.cost import bytes_of
 from torchinductor.indexing import contiguous_strides, dot, product
 from torchinductor.ir import (
-    Apply,
     Axis,
     Body,
     Buffer,
@@ -125,7 +124,7 @@ def _worth(rows: Group, sums: Group, made: Kernel, limits: ColumnSums) -> bool:
     """Whether a program has room for a row and its sums, and the bytes that are read once less are more than those of
     what the programs have summed up."""
     columns, count = product(a.size for a in made.inner).as_int(), product(a.size for a in made.outer).as_int()
-    if columns is None or columns > limits.columns or (count is not None and count < limits.rows) or _heavy(made):
+    if columns is None or columns > limits.columns or (count is not None and count < limits.rows) or _draws(made):
         return False
     room = 1 << max(columns - 1, 0).bit_length()
     if sum(room * max(compute_dtype(op.dtype).itemsize // 4, 1) for op in made.column_reductions) > limits.sums:
@@ -139,18 +138,9 @@ def _worth(rows: Group, sums: Group, made: Kernel, limits: ColumnSums) -> bool:
     return saved >= max(limits.least, 2 * added * columns * 4 * min(limits.programs, count))
 
 
-def _heavy(kernel: Kernel) -> bool:
-    """Whether a point of the inner axes takes a transcendental function, or a random number: programs that hold sums
-    are few, and compute less at a time."""
-    inner = {axis.name for axis in kernel.inner}
-    for body in (stage.body for stage in kernel.stages if stage.kind == "inner"):
-        varies: list[bool] = []
-        for op in body.ops:
-            moves = any(expr.symbols() & inner for expr in op.indices)
-            varies.append(moves or any(varies[at] for at in op.operands))
-            if varies[-1] and (isinstance(op, RandomBits) or (isinstance(op, Apply) and op.heavy)):
-                return True
-    return False
+def _draws(kernel: Kernel) -> bool:
+    """Whether it makes random numbers: programs that hold sums are few, and compute less at a time."""
+    return any(True for stage in kernel.stages for _ in stage.body.of(RandomBits))
 
 
 def _merge(rows: Group, sums: Group, made: Kernel, groups: dict[int, Group]) -> None:

@@ -10,16 +10,18 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
 from torchinductor.indexing import contiguous_strides, dot, nonnegative, number, product, variable
-from torchinductor.ir import REDUCED_PRECISION, Axis, Kernel, compute_dtype
+from torchinductor.ir import Axis, Kernel, Replay, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 from .expressions import (
     ATOMICS,
+    ONE_MORE,
     REDUCTIONS,
     SCANS,
     Combine,
     Unsupported,
     Value,
+    apply_one_more,
     apply_text,
     convert_text,
     literal,
@@ -27,6 +29,7 @@ from .expressions import (
     tl_type,
 )
 from .plan import Layout
+from .precision import Coarse, coarse_kernel, coarse_values
 from .waits import waits_of
 
 NO_DIMS: frozenset[str] = frozenset()
@@ -98,15 +101,24 @@ class TritonHandler(OpsHandler[Value]):
         self.tiles: dict[str, Tile] = {}
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
         self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
-        kinds = {kernel.buffers[b].dtype for b in kernel.writes}
-        self.coarse = all(k in REDUCED_PRECISION or not k.is_floating_point for k in kinds) and bool(
-            kinds & REDUCED_PRECISION
-        )
+        self.coarse = coarse_kernel(kernel)  # whether what is being computed may be a few units in the last place off
+        self._ones: set[str] = set()  # names of the float32 number 1
+        self._more: dict[str, str] = {}  # the texts of values plus one, where there is a better one than the sum
+        self._coarse: Coarse | None = None  # by stage and operation, once it is asked for
         self._shared: dict[str, Value] = {}
         self._loop_shared: dict[str, Value] = {}
         self._places: dict[tuple[str, IntExpr], str] = {}  # (value, size) -> its name as an index
         self._loads: dict[str, set[str]] = {}  # buffer -> load texts that are shared
         self._count = 0
+
+    def replay(self, position: int) -> None:
+        """Writes the body of a stage of the kernel."""
+        if self._coarse is None:
+            self._coarse = coarse_values(self.kernel)
+        run: Replay[Value] = Replay(self, {})
+        for op, coarse in zip(self.kernel.stages[position].body.ops, self._coarse[position], strict=True):
+            self.coarse = coarse
+            run.values.append(op.replay(run))  # type: ignore[arg-type]
 
     # ---- statements ------------------------------------------------------------------------------------------
 
@@ -228,7 +240,10 @@ class TritonHandler(OpsHandler[Value]):
     # ---- values ----------------------------------------------------------------------------------------------
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        return self.emit(literal(value, compute_dtype(dtype)), compute_dtype(dtype), NO_DIMS)
+        found = self.emit(literal(value, compute_dtype(dtype)), compute_dtype(dtype), NO_DIMS)
+        if value == 1 and found.dtype is torch.float32:
+            self._ones.add(found.name)
+        return found
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
         kind = compute_dtype(dtype)
@@ -281,8 +296,17 @@ class TritonHandler(OpsHandler[Value]):
     def apply(self, op: str, *args: Value) -> Value:
         result = ELEMENTWISE[op].result
         dtype = torch.bool if result == "bool" else args[1].dtype if result == "second" else args[0].dtype
-        text = apply_text(op, self._narrowed(op, args), coarse=self.coarse)
-        return self.emit(text, dtype, NO_DIMS.union(*(a.dims for a in args)))
+        text = self._one_more(op, args) or apply_text(op, self._narrowed(op, args), coarse=self.coarse)
+        found = self.emit(text, dtype, NO_DIMS.union(*(a.dims for a in args)))
+        if op in ONE_MORE and dtype is torch.float32:
+            self._more[found.name] = apply_one_more(op, args[0], coarse=self.coarse)
+        return found
+
+    def _one_more(self, op: str, args: Sequence[Value]) -> str | None:
+        """The text of a sum of one and what has a better text for it."""
+        if op != "add" or len(self._ones & {a.name for a in args}) != 1:
+            return None
+        return next((self._more[a.name] for a in args if a.name in self._more), None)
 
     def _narrowed(self, op: str, args: Sequence[Value]) -> list[Value]:
         """Comparisons of positions are made in the positions' own 32 bits."""

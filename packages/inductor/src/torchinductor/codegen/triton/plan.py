@@ -29,9 +29,11 @@ COLUMN_PROGRAMS = 132 * 16  # enough where a program's loop waits for loads of a
 MIN_CHUNK = 2048  # elements that a program should reduce at least
 MOST_CHUNKS = 512  # the results of a column's parts are summed by few programs
 SHORT_LINE = 1024  # elements of a row that a pointwise kernel's programs seldom go beyond
-ROW_BLOCK = 2048  # elements of a row that a program of a pointwise kernel takes
+LONG_LINE = 2048  # elements of a row of which programs of a pointwise kernel take parts
+ROW_BLOCK = 1024  # elements of such a row that a program takes
+WINDOW_BLOCK = 256  # points that a program takes whose windows move by several places
 COLUMN_TILE = 2048  # elements of a tile of columns that is loaded at a time
-COLUMN_PIECE = 4096  # of one that is loaded at once, and of one that is the end of a sum
+COLUMN_PIECE = 4096  # of one that is loaded at once or of several buffers, and of one that is the end of a sum
 NARROW = 64  # columns of the former
 AHEAD = 3  # iterations of a loop along a long row, or down some columns, whose loads are under way at one time
 AHEAD_BYTES = 8  # that are loaded for a point of it, at most
@@ -45,9 +47,10 @@ WALK_COLUMNS = 8192  # columns of rows that a program walks over with a sum for 
 WALK_SUMS = 16384  # of them, of 32 bits
 WALK_WARPS = 132 * 16  # of all programs together
 WALK_TILE = 4096  # elements of the rows that a program takes at a time
+HEAVY_WALK_TILE = 8192  # of those where much is computed: one row waits for its sums while another is computed
 WALK_ELEMENTS = 16  # of them, a thread
 WALK_STEPS = 4  # tiles that a program should have at least
-WALK_STAGES = 1  # iterations whose loads are under way at one time
+WALK_STAGES = 2  # iterations whose loads are under way at one time
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 
 _COMPARING = (Load, Apply, ToDtype, Constant, IndexExpr, Indirect, Reduce)
@@ -165,16 +168,34 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     return votes
 
 
-def _checked_along(kernel: Kernel, axis: Axis) -> int:
-    """How many loads have a mask that varies along an axis: those of a window that moves along it."""
-    count = 0
+def _checked_along(kernel: Kernel, axis: Axis) -> Counter[str]:
+    """How many loads of each buffer have a mask that varies along an axis: of many, the buffer is read by a window that
+    moves along it, of one each, several buffers are joined there."""
+    count: Counter[str] = Counter()
     for stage in kernel.stages:
         varies: list[bool] = []
         for op in stage.body.ops:
             own = any(axis.name in index.symbols() for index in op.indices)
             varies.append(own or any(varies[at] for at in op.operands))
-            count += isinstance(op, Load) and op.mask is not None and varies[op.mask]
+            if isinstance(op, Load) and op.mask is not None and varies[op.mask]:
+                count[op.buffer] += 1
     return count
+
+
+def _strided_along(kernel: Kernel, axis: Axis) -> bool:
+    """Whether neighbours along an axis read what lies apart: windows that move by several places."""
+    steps = (
+        coefficient_of(op.index, axis.name)
+        for stage in kernel.stages
+        for op in stage.body.of(Load)
+        if axis.name in op.index.symbols()
+    )
+    return any(step is not None and (step.as_int() or 0) > 1 for step in steps)
+
+
+def is_heavy(kernel: Kernel) -> bool:
+    """Whether it computes more than a few additions and products."""
+    return any(op.heavy for stage in kernel.stages for op in stage.body.of(Apply))
 
 
 def pow2(value: int) -> int:
@@ -194,12 +215,16 @@ def _pointwise(kernel: Kernel) -> Layout:
         fixed = tuple(a for a in axes if a not in (other, last))
         return Layout("tiled", (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
     width = last.size.as_int() if last is not None else 1
-    if last is not None and len(axes) > 1 and width is not None and width >= 16 and _checked_along(kernel, last) >= 3:
+    checked = _checked_along(kernel, last) if last is not None else Counter[str]()
+    window = max(checked.values(), default=0) >= 3
+    if last is not None and len(axes) > 1 and width is not None and width >= 16 and window:
+        if _strided_along(kernel, last):
+            return Layout("flat", tuple(axes), x_block=WINDOW_BLOCK, warps=4)
         # A window: its rows' positions and checks are made once a row, its columns' once a column.
         block = min(pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
-    long = width is not None and -(-width // ROW_BLOCK) * ROW_BLOCK <= 1.13 * width
+    long = width is not None and -(-width // LONG_LINE) * LONG_LINE <= 1.13 * width
     if last is not None and len(axes) > 1 and long and aligned_along(kernel, last, 4):
         # What is the same for a row is read once. Shorter rows are a line like any other.
         return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=ROW_BLOCK, warps=4)
@@ -210,8 +235,7 @@ def _pointwise(kernel: Kernel) -> Layout:
         # vector where rows are long.
         whole = len(axes) < 2 or width == pow2(width)
         one = whole or (width >= SHORT_LINE and width % 8 == 0)
-        checked = last is not None and _checked_along(kernel, last)
-        block = 512 if not one else 2048 if whole and not checked else 1024
+        block = 512 if not one else 2048 if whole and not checked and not is_heavy(kernel) else 1024
         block = max(128, min(block, pow2(-(-total // PROGRAMS_WANTED))))
     return Layout("flat", tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
 
@@ -240,9 +264,11 @@ def _reduction(kernel: Kernel) -> Layout:
 def _long_row(kernel: Kernel, ordered: bool) -> tuple[int, int, int]:
     """Elements, warps and stages of a loop along a row that registers do not hold."""
     bodies = [stage.body for stage in kernel.stages if stage.kind == "inner"]
-    # Odd rows are read two or four bytes at a time: by programs that take less of them.
-    if not aligned_along(kernel, kernel.inner[-1], 16):
-        return (8192, 32, 1) if len(bodies) > 1 and not ordered else (2048, 4, 1)
+    # Odd rows are read two or four bytes at a time: by programs that take less of them. So are those that only begin
+    # at aligned places, and end within what a thread takes at a time.
+    length = kernel.inner[-1].size.as_int()
+    if not aligned_along(kernel, kernel.inner[-1], 16) or (length is not None and length % 8):
+        return (8192, 32, 1) if len(bodies) > 1 and not ordered else (1024, 4, 1)
     ahead = max(_loaded(kernel, body) for body in bodies) <= AHEAD_BYTES
     if len(bodies) > 1 and not ordered:
         # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow
@@ -291,34 +317,34 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     elements = rows * r_block
     # Backward of layer norm is a fifth faster with 32 elements a thread than with 16, a softmax as fast, and what
     # computes much (the error function) slower.
-    heavy = any(op.heavy for stage in kernel.stages for op in stage.body.of(Apply))
-    warps = max(1, min(16, elements // (512 if heavy else 1024)))
+    warps = max(1, min(16, elements // (512 if is_heavy(kernel) else 1024)))
     return Layout(
         "reduction", kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps
     )
 
 
-def walk_rows(columns: int) -> int:
+def walk_rows(columns: int, heavy: bool = False) -> int:
     """Rows of so many columns that a program takes at a time."""
-    return max(1, WALK_TILE // pow2(columns))
+    return max(1, (HEAVY_WALK_TILE if heavy else WALK_TILE) // pow2(columns))
 
 
-def walk_parts(rows: int | None, columns: int) -> int:
+def walk_parts(rows: int | None, columns: int, heavy: bool = False) -> int:
     """The programs that rows with sums of columns are dealt out to."""
-    programs = WALK_WARPS // _walk_warps(columns)
-    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns) * WALK_STEPS)))
+    programs = WALK_WARPS // _walk_warps(columns, heavy)
+    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns, heavy) * WALK_STEPS)))
 
 
-def _walk_warps(columns: int) -> int:
-    return max(4, min(16, walk_rows(columns) * pow2(columns) // (32 * WALK_ELEMENTS)))
+def _walk_warps(columns: int, heavy: bool) -> int:
+    return max(4, min(16, walk_rows(columns, heavy) * pow2(columns) // (32 * WALK_ELEMENTS)))
 
 
 def _walk(kernel: Kernel, part: Axis) -> Layout:
     """Rows with sums of columns: a program goes through many, some at a time."""
-    columns = _static(kernel.inner) or 1
-    x_block, r_block = walk_rows(columns), pow2(columns)
+    columns, heavy = _static(kernel.inner) or 1, is_heavy(kernel)
+    x_block, r_block = walk_rows(columns, heavy), pow2(columns)
     tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=x_block, r_block=r_block, persistent=True)
-    return replace(tile, walk=part, warps=_walk_warps(columns), stages=WALK_STAGES)
+    stages = 1 if heavy else WALK_STAGES
+    return replace(tile, walk=part, warps=_walk_warps(columns, heavy), stages=stages)
 
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
@@ -343,6 +369,8 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
         tile = 4 * COLUMN_TILE if few or len(walked) == 1 else COLUMN_TILE
         if len(walked) == 1 and sum(1 for stage in kernel.stages for _ in stage.body.of(Reduce)) == 1:
             tile, stages = COLUMN_PIECE, AHEAD
+        elif not few:
+            width, tile, stages = min(width, NARROW), COLUMN_PIECE, 2
         if length is not None and length <= COLUMN_PIECE // NARROW:
             width, tile = min(width, NARROW), COLUMN_PIECE
     r_block = tile // width if length is None else min(tile // width, pow2(length))

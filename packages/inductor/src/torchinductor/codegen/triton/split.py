@@ -20,7 +20,7 @@ from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.scheduling.columns import in_parts
 
 from .expressions import REDUCTIONS
-from .plan import Layout, chunks_wanted, planned, planned_end, walk_parts
+from .plan import Layout, chunks_wanted, is_heavy, planned, planned_end, walk_parts
 
 
 class Cut(NamedTuple):
@@ -41,7 +41,7 @@ def split_reductions(kernel: Kernel) -> list[Kernel]:
     with sums of columns, the columns'."""
     if kernel.column_reductions:
         columns, rows = (product(a.size for a in axes).as_int() for axes in (kernel.inner, kernel.outer))
-        walked, ends = in_parts(kernel, number(walk_parts(rows, columns or 1)))
+        walked, ends = in_parts(kernel, number(walk_parts(rows, columns or 1, is_heavy(kernel))))
         return [planned(walked), planned_end(ends)]
     whole = planned(kernel)
     cut = _cut(whole)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
-from torchinductor.ir import Axis, Kernel, Stage
+from torchinductor.ir import Axis, Kernel
 
 from .expressions import POINTER_TYPES, PRELUDE, Unsupported
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
@@ -33,6 +33,7 @@ class TritonSource:
 
 
 HEADER_TEXT = HEADER + PRELUDE
+_VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 
 def write(kernel: Kernel) -> TritonSource:
@@ -43,8 +44,27 @@ def write(kernel: Kernel) -> TritonSource:
 
 def body_of(kernel: Kernel) -> list[str]:
     """The statements of a planned kernel; the first one asks for the program's number. Raises Unsupported."""
-    walks = kernel.laid_out(Layout).walk is not None
-    return (_WalkWriter if walks else _LoopWriter)(kernel).write()
+    layout = kernel.laid_out(Layout)
+    if layout.walk is not None:
+        return _WalkWriter(kernel).write()
+    width = product(a.size for a in layout.x).as_int()
+    if layout.shape == "rows" and width is not None and width % _VECTOR:
+        return _whole_or_end(_LoopWriter(kernel, inside=True), _LoopWriter(kernel), width)
+    return _LoopWriter(kernel).write()
+
+
+def _whole_or_end(inside: _LoopWriter, checked: _LoopWriter, width: int) -> list[str]:
+    """Of rows that end within what a thread takes at a time, programs that reach no end check nothing: their loads and
+    stores are as wide as they can be, where checked ones would go element by element."""
+    whole, end = inside.write(), checked.write()
+    shared = next(at for at, (a, b) in enumerate(zip(whole, end, strict=False)) if a != b)
+    return [
+        *whole[:shared],
+        f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {width}:",
+        *("    " + line for line in whole[shared:]),
+        "else:",
+        *("    " + line for line in end[shared:]),
+    ]
 
 
 def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
@@ -134,7 +154,15 @@ class Writer:
 
 
 class _LoopWriter(Writer):
-    """Stages one after the other, over a program's tile."""
+    """Stages one after the other, over a program's tile; `inside`: one that reaches over no end."""
+
+    def __init__(self, kernel: Kernel, inside: bool = False) -> None:
+        super().__init__(kernel)
+        self.inside = inside
+
+    def bound(self, dim: str, name: str, size: IntExpr, block: int) -> None:
+        if not self.inside:
+            super().bound(dim, name, size, block)
 
     def write(self) -> list[str]:
         layout = self.layout
@@ -145,9 +173,9 @@ class _LoopWriter(Writer):
         for position, stage in enumerate(self.kernel.stages):
             self.wait(position)
             if stage.kind == "inner" and not layout.persistent:
-                self._looped(stage)
+                self._looped(position)
             else:
-                stage.body.replay(self.handler)
+                self.handler.replay(position)
         return self.handler.lines
 
     def _tiles(self) -> None:
@@ -179,11 +207,11 @@ class _LoopWriter(Writer):
         self.bound("r", "r", product(a.size for a in layout.r), layout.r_block)
         self.split("r", layout.r, "r", "r")
 
-    def _looped(self, stage: Stage) -> None:
+    def _looped(self, position: int) -> None:
         handler = self.handler
         handler.begin_loop()
         self._inner_tile("r0")
-        stage.body.replay(handler)
+        handler.replay(position)
         size = index_text(product(a.size for a in self.layout.r))
         bounds = f"0, {size}, {self.layout.r_block}"
         ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
@@ -205,11 +233,11 @@ class _WalkWriter(_LoopWriter):
         for position, stage in enumerate(self.kernel.stages):
             if stage.kind != "columns":
                 self.wait(position)
-                stage.body.replay(handler)
+                handler.replay(position)
         tiles = (product(a.size for a in layout.x) + number(layout.x_block - 1)) // number(layout.x_block)
         bounds = f"pid, {index_text(tiles)}, {index_text(layout.walk.size)}"
         handler.end_loop(f"for tile in tl.range({bounds}, num_stages={layout.stages}):")
-        for stage in self.kernel.stages:
+        for position, stage in enumerate(self.kernel.stages):
             if stage.kind == "columns":
-                stage.body.replay(handler)
+                handler.replay(position)
         return handler.lines
