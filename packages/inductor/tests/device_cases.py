@@ -85,6 +85,11 @@ def statistics(*rows: Tensor) -> tuple[Tensor, ...]:
     return (*sums, (rows[0] - sums[1][:, None]).amax(-1))
 
 
+def tiny_network(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
+    """Products that a library would be asked for in more time than they take."""
+    return torch.tanh(F.linear(x, first, bias)) @ second
+
+
 def positions(places: Tensor, slope: Tensor) -> Tensor:
     """The gradient of a table of relative positions: its values lie one after another along the sum."""
     return slope.new_zeros(32, len(slope)).index_put((places,), slope.permute(1, 2, 0), accumulate=True)
@@ -127,6 +132,8 @@ MANY, FEW = 576, 6
 
 CASES: dict[str, Case] = {
     "softmax": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *ROW),), 1),
+    # Two products forward, four backward; what stands between them stays with a product.
+    "a tiny network": Case(gradients(tiny_network), lambda n: ((n, 6), (8, 6), (8,), (8, 4), (n, 4)), 6, 9.0),
     "softmax of a long row": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *LONG),), 1, slow=True),
     "softmax of halves": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *ROW),), 1, dtype=torch.float16),
     "gelu and softmax": Case(activate_and_share, lambda n: ((n, *ROW), ROW, ROW), 1),

@@ -69,14 +69,14 @@ def test_other_sums_are_kernels_of_their_own(rows: int, columns: int) -> None:
     assert walks(planned(gradients(normalise), *norm(rows, columns))) == 0
 
 
-def test_what_computes_much_takes_more_rows_at_a_time() -> None:
-    def rows_at_a_time(program, *shapes: tuple[int, ...]) -> int:  # type: ignore[no-untyped-def]
+def test_what_computes_much_has_more_threads() -> None:
+    def warps(program, *shapes: tuple[int, ...]) -> int:  # type: ignore[no-untyped-def]
         layouts = [kernel.laid_out(Layout) for kernel in planned(gradients(program), *shapes)]
         (walk,) = (layout for layout in layouts if layout.walk is not None)
-        return walk.x_block
+        return walk.warps
 
     shapes = (8192, 1024), (1024,), (1024,), (8192, 1024)
-    assert rows_at_a_time(activate_and_share, *shapes) == 2 * rows_at_a_time(normalise, *shapes)
+    assert warps(activate_and_share, *shapes) == 2 * warps(normalise, *shapes)
 
 
 def test_random_numbers_are_not_made_by_few_programs() -> None:

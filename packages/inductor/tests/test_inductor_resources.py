@@ -43,7 +43,7 @@ Program = Callable[..., object]
 BOUNDS: dict[str, tuple[Program, tuple[torch.Tensor, ...], Resources]] = {
     "softmax": (lambda x: torch.softmax(x, -1), WIDE[:1], Resources(36, 0, 32)),
     "layer norm and gradients": (gradients(normalise), WIDE, Resources(198, 0, 32768)),
-    "gelu, softmax and gradients": (gradients(activate_and_share), WIDE, Resources(110, 0, 4096)),
+    "gelu, softmax and gradients": (gradients(activate_and_share), WIDE, Resources(121, 0, 16384)),
     "cross entropy and gradients": (
         gradients(lambda x, at: F.cross_entropy(x.float(), at)),
         (halves(2048, 50257), torch.zeros(2048, dtype=torch.int64), torch.ones(())),
@@ -52,7 +52,7 @@ BOUNDS: dict[str, tuple[Program, tuple[torch.Tensor, ...], Resources]] = {
     "batch norm of images": (
         lambda x: F.relu(F.batch_norm(x.float(), None, None, training=True)).to(BF16),
         (IMAGES,),
-        Resources(141, 0, 2048),
+        Resources(141, 0, 8192),
     ),
     "a few positions": (
         positions,

@@ -102,6 +102,9 @@ class DeviceTraits:
     held: int | None = None
     # Whether matrices get margins, and when; None: never.
     products: ProductRates | None = None
+    # Multiplications of a product of matrices up to which it is a kernel of ours: its launch costs the host less than a
+    # call of a library.
+    tiny_product: int = 0
     # Whether convolutions of 16-bit images want these channels-last.
     channels_last: bool = False
     # Whether a convolution's bias is added by a kernel of its own anyhow, which may as well be one of ours.

@@ -279,7 +279,7 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     rule = RULES.get(prim.name)
     if ctx.inline and prim.name == "index":
         args = attention.without_wrapping(args)
-    if ctx.options.templates and prim.name in PRODUCTS:
+    if prim.name in PRODUCTS:
         made = PRODUCTS[prim.name](ctx, *args, **kwargs)
         if made is not None:
             return made

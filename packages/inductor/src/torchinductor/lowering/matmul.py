@@ -1,10 +1,11 @@
-"""Matrix products as templates, where the device's back end takes them; elsewhere they are calls of ATen."""
+"""Matrix products as kernels: tiny ones as loops like any other, others as templates where these are asked for and the
+device's back end takes them; elsewhere they are calls of ATen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torchinductor.indexing import ZERO, Index, dot, is_one
+from torchinductor.indexing import ZERO, Index, dot, is_one, product
 from torchinductor.ir import Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, TensorValue
@@ -22,8 +23,11 @@ def _product(
     beta: object = 1,
     alpha: object = 1,
 ) -> TensorValue | None:
-    """(batch..., n, k) x (batch..., k, m) as a template that stores beta * bias + alpha * product; None for an ATen
-    call."""
+    """(batch..., n, k) x (batch..., k, m) as a kernel or template that stores beta * bias + alpha * product; None for an
+    ATen call."""
+    tiny = _is_tiny(ctx, a, b)
+    if not tiny and not ctx.options.templates:
+        return None
     if not a.dtype.is_floating_point or a.dtype.itemsize == 1 or any(v.dtype != a.dtype for v in (b, bias) if v):
         return None
     shape = (*a.shape[:-1], b.shape[-1])
@@ -53,11 +57,20 @@ def _product(
     buffer = ctx.new_buffer(shape, a.dtype, a.device)
     epilogue.store(buffer.name, dot(tuple(outer), buffer.strides), result)
     stages = (Stage("inner", inner.body()), Stage("outer", epilogue.body()))
+    if tiny:
+        ctx.kernel(a.device, axes, stages)
+        return ctx.strided(buffer)
     template = Template("matmul", Kernel(ctx.new_name("op"), a.device, axes, stages, ctx.buffers, ctx.origin()))
     if not ctx.takes(template):
         return None
     ctx.operations.append(template)
     return ctx.strided(buffer)
+
+
+def _is_tiny(ctx: Context, a: TensorValue, b: TensorValue) -> bool:
+    """Whether the host would take longer to ask a library for the product than the device to compute it."""
+    count = product((*a.shape, b.shape[-1])).as_int()
+    return count is not None and count <= ctx.traits_of(a.device).tiny_product
 
 
 def _factor(value: TensorValue, index: Index, recorder: Recorder) -> int:
@@ -84,4 +97,4 @@ PRODUCTS: Mapping[str, Callable[..., TensorValue | None]] = {
     "addmm": _added,
     "baddbmm": _added,
 }
-"""By prim: its result by a template, or None where it is to be an ATen call."""
+"""By prim: its result by a kernel or template, or None where it is to be an ATen call."""

@@ -63,6 +63,7 @@ class TritonBackend(CodegenBackend):
         recomputed=96,
         heavy=8,
         held=PERSISTENT_LIMIT,
+        tiny_product=1 << 16,
         # cuDNN's kernels for tensor cores take no other order: it copies before and behind them. In MobileNetV3, the
         # depthwise ones by rows took 66 of 105 ms of an H200, those of channels-last images about 10.
         channels_last=True,

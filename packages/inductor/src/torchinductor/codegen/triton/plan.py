@@ -49,6 +49,7 @@ WALK_WARPS = 132 * 16  # of all programs together
 WALK_TILE = 4096  # elements of the rows that a program takes at a time
 HEAVY_WALK_TILE = 8192  # of those where much is computed: one row waits for its sums while another is computed
 WALK_ELEMENTS = 16  # of them, a thread
+HEAVY_WALK_ELEMENTS = 8  # of them, a thread that computes much of each: more would not fit its registers
 WALK_STEPS = 4  # tiles that a program should have at least
 WALK_STAGES = 2  # iterations whose loads are under way at one time
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
@@ -323,25 +324,26 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     )
 
 
-def walk_rows(columns: int, heavy: bool = False) -> int:
+def walk_rows(columns: int) -> int:
     """Rows of so many columns that a program takes at a time."""
-    return max(1, (HEAVY_WALK_TILE if heavy else WALK_TILE) // pow2(columns))
+    return max(1, WALK_TILE // pow2(columns))
 
 
 def walk_parts(rows: int | None, columns: int, heavy: bool = False) -> int:
     """The programs that rows with sums of columns are dealt out to."""
     programs = WALK_WARPS // _walk_warps(columns, heavy)
-    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns, heavy) * WALK_STEPS)))
+    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns) * WALK_STEPS)))
 
 
 def _walk_warps(columns: int, heavy: bool) -> int:
-    return max(4, min(16, walk_rows(columns, heavy) * pow2(columns) // (32 * WALK_ELEMENTS)))
+    elements = HEAVY_WALK_ELEMENTS if heavy else WALK_ELEMENTS
+    return max(4, min(16, walk_rows(columns) * pow2(columns) // (32 * elements)))
 
 
 def _walk(kernel: Kernel, part: Axis) -> Layout:
     """Rows with sums of columns: a program goes through many, some at a time."""
     columns, heavy = _static(kernel.inner) or 1, is_heavy(kernel)
-    x_block, r_block = walk_rows(columns, heavy), pow2(columns)
+    x_block, r_block = walk_rows(columns), pow2(columns)
     tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=x_block, r_block=r_block, persistent=True)
     stages = 1 if heavy else WALK_STAGES
     return replace(tile, walk=part, warps=_walk_warps(columns, heavy), stages=stages)
