@@ -163,6 +163,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     found = bench.results(compiled)
     row["missing"] = len(truth[1].keys() - found[1].keys())
     row["error"], row["gradient_error"] = errors(found, truth)
+    for p in model.parameters():
+        p.grad = None
+    if case["device"] == "cuda":
+        torch.cuda.empty_cache()  # the others have not compiled yet
     print("ready", flush=True)
     sys.stdin.readline()
     row["eager_ms"], row["eager_peak_mb"] = bench.median_ms(model), bench.peak_mb(model)

@@ -23,8 +23,8 @@ def _product(
     beta: object = 1,
     alpha: object = 1,
 ) -> TensorValue | None:
-    """(batch..., n, k) x (batch..., k, m) as a kernel or template that stores beta * bias + alpha * product; None for an
-    ATen call."""
+    """(batch..., n, k) x (batch..., k, m) as a kernel or template that stores beta * bias + alpha * product; None for a
+    call of ATen."""
     tiny = _is_tiny(ctx, a, b)
     if not tiny and not ctx.options.templates:
         return None
