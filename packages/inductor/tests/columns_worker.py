@@ -61,7 +61,7 @@ def run_of_any_number() -> dict[str, float]:
     return {"walks": walks_of(compiled), **found}
 
 
-plan.WALK_TILE, plan.WALK_WARPS, plan.WALK_STEPS = 128, 12, 2
+plan.WALK_TILE, plan.HEAVY_WALK_TILE, plan.WALK_WARPS, plan.WALK_STEPS = 128, 128, 24, 2
 torchinductor.register_codegen("cpu", Walking())
 torch.manual_seed(0)
 for name in sys.argv[1:]:

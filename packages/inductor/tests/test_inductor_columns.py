@@ -76,7 +76,7 @@ def test_what_computes_much_has_more_threads() -> None:
         return walk.warps
 
     shapes = (8192, 1024), (1024,), (1024,), (8192, 1024)
-    assert warps(activate_and_share, *shapes) == 2 * warps(normalise, *shapes)
+    assert warps(activate_and_share, *shapes) > warps(normalise, *shapes)
 
 
 def test_random_numbers_are_not_made_by_few_programs() -> None:

@@ -34,7 +34,8 @@ ROW_BLOCK = 1024  # elements of such a row that a program takes
 WINDOW_BLOCK = 256  # points that a program takes whose windows move by several places
 COLUMN_TILE = 2048  # elements of a tile of columns that is loaded at a time
 COLUMN_PIECE = 4096  # of one that is loaded at once or of several buffers, and of one that is the end of a sum
-NARROW = 64  # columns of the former
+HEAVY_COLUMN = 1024  # of one of which much is computed
+NARROW = 64  # columns of these
 AHEAD = 3  # iterations of a loop along a long row, or down some columns, whose loads are under way at one time
 AHEAD_BYTES = 8  # that are loaded for a point of it, at most
 SHORT_ROW = 64  # elements of a row of which a program takes eight
@@ -46,12 +47,12 @@ END_WARPS = 4  # of the end of a sum, whatever its size: ends of several sums sh
 WALK_COLUMNS = 8192  # columns of rows that a program walks over with a sum for each
 WALK_SUMS = 16384  # of them, of 32 bits
 WALK_WARPS = 132 * 16  # of all programs together
-WALK_TILE = 4096  # elements of the rows that a program takes at a time
-HEAVY_WALK_TILE = 8192  # of those where much is computed: one row waits for its sums while another is computed
+WALK_TILE = 2048  # elements of the rows that a program takes at a time
 WALK_ELEMENTS = 16  # of them, a thread
-HEAVY_WALK_ELEMENTS = 8  # of them, a thread that computes much of each: more would not fit its registers
+HEAVY_WALK_TILE = 4096  # of rows of which much is computed
+HEAVY_WALK_ELEMENTS = 8  # of them, a thread: more would not fit its registers
 WALK_STEPS = 4  # tiles that a program should have at least
-WALK_STAGES = 2  # iterations whose loads are under way at one time
+WALK_BYTES = 16  # that are loaded for a point, at most, where loads are under way for several iterations
 UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 
 _COMPARING = (Load, Apply, ToDtype, Constant, IndexExpr, Indirect, Reduce)
@@ -281,6 +282,14 @@ def _long_row(kernel: Kernel, ordered: bool) -> tuple[int, int, int]:
     return (4096, 4, AHEAD) if ahead and plain and not ordered else (4096, 8, 1)
 
 
+def _under_way(kernel: Kernel, most: int) -> bool:
+    """Whether loads of several iterations may be under way: few bytes, and none that is checked element by element
+    (two such kernels of a vision transformer took six times as long)."""
+    bodies = [stage.body for stage in kernel.stages if stage.kind == "inner"]
+    checked = any(op.mask is not None for body in bodies for op in body.of(Load))
+    return not checked and all(_loaded(kernel, body) <= most for body in bodies)
+
+
 def _loaded(kernel: Kernel, body: Body) -> int:
     """The bytes that a body loads for each point of the inner axes."""
     inner = {axis.name for axis in kernel.inner}
@@ -324,28 +333,28 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     )
 
 
-def walk_rows(columns: int) -> int:
+def walk_rows(columns: int, heavy: bool = False) -> int:
     """Rows of so many columns that a program takes at a time."""
-    return max(1, WALK_TILE // pow2(columns))
+    return max(1, (HEAVY_WALK_TILE if heavy else WALK_TILE) // pow2(columns))
 
 
 def walk_parts(rows: int | None, columns: int, heavy: bool = False) -> int:
     """The programs that rows with sums of columns are dealt out to."""
-    programs = WALK_WARPS // _walk_warps(columns, heavy)
-    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns) * WALK_STEPS)))
+    programs = WALK_WARPS // max(8, _walk_warps(columns, heavy))
+    return programs if rows is None else max(1, min(programs, rows // (walk_rows(columns, heavy) * WALK_STEPS)))
 
 
 def _walk_warps(columns: int, heavy: bool) -> int:
     elements = HEAVY_WALK_ELEMENTS if heavy else WALK_ELEMENTS
-    return max(4, min(16, walk_rows(columns) * pow2(columns) // (32 * elements)))
+    return max(4, min(16, walk_rows(columns, heavy) * pow2(columns) // (32 * elements)))
 
 
 def _walk(kernel: Kernel, part: Axis) -> Layout:
     """Rows with sums of columns: a program goes through many, some at a time."""
     columns, heavy = _static(kernel.inner) or 1, is_heavy(kernel)
-    x_block, r_block = walk_rows(columns), pow2(columns)
+    x_block, r_block = walk_rows(columns, heavy), pow2(columns)
     tile = Layout("reduction", kernel.outer, r=kernel.inner, x_block=x_block, r_block=r_block, persistent=True)
-    stages = 1 if heavy else WALK_STAGES
+    stages = AHEAD if not heavy and _under_way(kernel, WALK_BYTES) else 1
     return replace(tile, walk=part, warps=_walk_warps(columns, heavy), stages=stages)
 
 
@@ -371,8 +380,8 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
         tile = 4 * COLUMN_TILE if few or len(walked) == 1 else COLUMN_TILE
         if len(walked) == 1 and sum(1 for stage in kernel.stages for _ in stage.body.of(Reduce)) == 1:
             tile, stages = COLUMN_PIECE, AHEAD
-        elif not few:
-            width, tile, stages = min(width, NARROW), COLUMN_PIECE, 2
+        elif not few and _under_way(kernel, AHEAD_BYTES):
+            width, tile, stages = min(width, NARROW), HEAVY_COLUMN if is_heavy(kernel) else COLUMN_PIECE, 2
         if length is not None and length <= COLUMN_PIECE // NARROW:
             width, tile = min(width, NARROW), COLUMN_PIECE
     r_block = tile // width if length is None else min(tile // width, pow2(length))
