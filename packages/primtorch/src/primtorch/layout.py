@@ -233,7 +233,7 @@ def format_strides(shape: Sizes, memory_format: torch.memory_format) -> Sizes:
 
 
 def certainly(fact: bool | torch.SymBool) -> bool:
-    """Whether something is so of sizes. What only the data could tell is not certain: what follows is right for both."""
+    """Whether something is so of sizes. What only the data tells is not certain: what follows is right for both."""
     if isinstance(fact, torch.SymBool) and fact.node.hint is None:
         return bool(fact.node.statically_known_true(__file__, 0))
     return bool(fact)
