@@ -4,12 +4,16 @@
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # With another supported torch (packages/primtorch/src/primtorch/supported.py), in an environment of its own:
 #   make test TORCH=2.14.1
+# With kernels that use several threads, and ATen's for other processors:
+#   make test OMP_NUM_THREADS=16
+#   make test ATEN_CPU_CAPABILITY=default
 
 PYTHON ?= python3
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PINNED)
 TORCH_INDEX ?=
 JOBS ?= 2
+OMP_NUM_THREADS ?= 1
 VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PACKAGES := primtorch aotautograd dynamo inductor distributed compile
@@ -47,25 +51,25 @@ demo-distributed: $(VENV)/.ready ## train replicas in two processes eager and co
 	$(BIN)/python examples/demo_distributed.py
 
 test: $(VENV)/.ready ## run every package's tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldest and the newest supported torch
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m smoke packages/compile/tests packages/primtorch/tests
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -m smoke packages/compile/tests packages/primtorch/tests
 
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) -m slow
 
 faults: $(VENV)/.ready ## plant faults into the stages one at a time: what verify and minify say of each
-	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/planted_faults.py --out docs/results/faults.md
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python packages/compile/tests/planted_faults.py --out docs/results/faults.md
 
 resources: $(VENV)/.ready ## compile the kernels of public models for two GPUs, hold registers and spills to bounds
-	OMP_NUM_THREADS=1 $(BIN)/python tools/check/gpu_resources.py
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python tools/check/gpu_resources.py
 
 protocols: $(VENV)/.ready ## train every public model and 300 random nets by every protocol, beside eager
-	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/protocol_run.py --out protocols.jsonl
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python packages/compile/tests/protocol_run.py --out protocols.jsonl
 
 matrix: $(VENV)/.ready ## run every part of the language in every setting on every back end, beside eager
-	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/feature_matrix_run.py --out matrix.jsonl
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python packages/compile/tests/feature_matrix_run.py --out matrix.jsonl
 
 check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, versions, generated docs
 	$(BIN)/ruff check .

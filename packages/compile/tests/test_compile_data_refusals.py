@@ -71,6 +71,11 @@ CALLS: dict[str, tuple[Program, torch.Tensor]] = {
     "embedding of ones": (lambda x: F.embedding(places(x), torch.ones(5, 2)), EYE * 9),
     "loss of expanded scores": (lambda x: F.nll_loss(x[0, 0].expand(3, 5), places(x)), EYE * 9),
     "length of what is looked up": (lambda x: x[places(x)].shape[0] + x, EYE * 9),
+    "zeros like what is looked up": (lambda x: torch.zeros_like(x[places(x)]), EYE * 9),
+    "ones of the dtype of what is looked up": (lambda x: x[places(x)].new_ones(2), EYE * 9),
+    "what is looked up, filled": (lambda x: x[places(x)].fill_(3.0), EYE * 9),
+    "what is looked up, zeroed": (lambda x: (x[places(x)] * 2).zero_() + x, EYE * 9),
+    "draws like a quotient": (lambda x: torch.rand_like(1.0 * (7 // (x.long() + 1))), -EYE),
 }  # fmt: skip
 
 

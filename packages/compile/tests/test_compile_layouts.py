@@ -127,3 +127,42 @@ def test_memory_is_read_where_there_is_some(name: str) -> None:
                 compiled(x)
         else:
             torch.testing.assert_close(compiled(x), program(x))
+
+
+ONES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plus": lambda x: x + 1,
+    "relu": lambda x: x.relu(),
+    "sum of one": lambda x: x.sum(0, keepdim=True),
+    "maximum of one": lambda x: x.amax(-1, keepdim=True),
+    "cumulated": lambda x: x.cumsum(0),
+    "softmax": lambda x: x.softmax(-1),
+    "rows": lambda x: x[:1],
+    "transposed": lambda x: x.transpose(0, -1) * 2,
+    "joined": lambda x: torch.cat([x, x]),
+    "stacked": lambda x: torch.stack([x, x], 1),
+    "rolled": lambda x: x.roll(1, 0),
+    "repeated": lambda x: x.repeat(*[1] * x.dim()),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_strides_of_dims_of_size_one_are_eagers(name: str) -> None:
+    """They address nothing, and a program can read them: `stride()`, NumPy's strides, what suggests a memory format."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = ONES[name](x)
+        return y, y.square().sum()
+
+    for shape in ((1,), (1, 3), (3, 1), (1, 4, 1), (2, 1, 4, 4), (1, 3, 4, 4), (2, 3, 1, 1)):
+        x = torch.randn(shape, dtype=torch.float64)
+        apart = torch.randn([2 * n for n in shape], dtype=torch.float64)[tuple(slice(None, None, 2) for _ in shape)]
+        turned = x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+        last = [x.to(memory_format=torch.channels_last)] if x.dim() == 4 else []
+        compiled = torchcompile.compile(program, dynamic=False)
+        for given in (x, apart, turned, *last):
+            found = []
+            for run in (compiled, program):
+                leaf = given.detach().requires_grad_()
+                y, total = run(leaf)
+                found.append((y.stride(), torch.autograd.grad(total, leaf)[0].stride()))
+            assert found[0] == found[1], (shape, given.stride())

@@ -139,6 +139,44 @@ def test_zeros_in_every_position(name: str, backend: str) -> None:
         compare(two_derivatives(run, args, {}, 0), expected, f"{name} at {x.tolist()}")
 
 
+EQUAL_SETS = [
+    ((49,), (0,)),
+    ((3, 49), (1,)),
+    ((49, 3), (0,)),
+    ((5, 7, 11), (0, 2)),
+    ((2, 3000), (1,)),
+    ((3000, 2), (0,)),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128])
+def test_equal_elements_have_no_variance(dtype: torch.dtype, dynamic: bool) -> None:
+    """A mean that is a sum divided misses equal elements by its rounding: no variance, deviation or slope is as little
+    as that, where the elements are as well those that a mask chose."""
+    drawn = torch.Generator().manual_seed(random.randrange(1 << 30))
+    programs: dict[str, Program] = {
+        "std": lambda x, dims: x.std(dims),
+        "var": lambda x, dims: x.var(dims, correction=0),
+        "std_mean": lambda x, dims: torch.std_mean(x, dims, keepdim=True),
+        "var_mean": lambda x, dims: torch.var_mean(x * 1.5, dims),
+        "chosen": lambda x, dims: x[x == x].std() + x[x == x].var(),
+    }
+    for shape, dims in EQUAL_SETS:
+        kept = [1 if d in dims else s for d, s in enumerate(shape)]
+        one = torch.rand(kept, generator=drawn, dtype=torch.float64) * 10
+        for name, program in programs.items():
+            x = (one.flatten()[0] if name == "chosen" else one).expand(shape).to(dtype).requires_grad_()
+            result = torchcompile.compile(program, dynamic=dynamic)(x, dims)
+            spread, mean = result if isinstance(result, tuple) else (result, None)
+            assert not spread.any(), (name, shape, spread)
+            if mean is not None and not dtype.is_complex:
+                assert torch.equal(mean, (x * 1.5 if name == "var_mean" else x).amax(dims, name == "std_mean"))
+            if "std" in name:
+                (slope,) = torch.autograd.grad(spread.sum(), x)
+                assert not slope.any(), (name, shape, slope)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_third_derivatives_of_a_cumulative_product(dynamic: bool) -> None:
     seed = random.randrange(1 << 30)

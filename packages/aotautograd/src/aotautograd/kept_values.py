@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
-from aotautograd.passes import is_random, output_values
+from aotautograd.passes import is_random, output_values, read_by
 from aotautograd.schemas import HISTORY, History, JointGraph
 from primtorch.symbolic import expr_of
 
@@ -27,15 +27,6 @@ aten = torch.ops.aten
 CompileInference = Callable[[fx.GraphModule, list[object]], Callable[..., Sequence[object]]]
 # Nodes of the joint graph -> a graph that returns their values, with the names that the saved tensors have.
 ValuesOf = Callable[[Sequence[fx.Node]], fx.GraphModule]
-
-
-# Their results depend on the argument's metadata, not on its values.
-_METADATA_ONLY = frozenset(
-    {
-        *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
-        *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
-    }
-)
 
 
 def without_history(joint: JointGraph) -> list[fx.Node]:
@@ -70,9 +61,7 @@ def _depends_on_draws(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 def _depends_on_values(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     found = {n for n in nodes if n.op == "placeholder"}
     for n in nodes:
-        if getattr(n.target, "overloadpacket", None) in _METADATA_ONLY:
-            continue
-        if any(a in found for a in n.all_input_nodes):
+        if any(a in found for a in read_by(n)):
             found.add(n)
     return found
 

@@ -48,6 +48,25 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags or "random" in tags or "effect" in tags
 
 
+# What the first operand holds is nothing to them: its size is, and the like.
+_LIKE_THE_FIRST = frozenset(
+    {
+        *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
+        *(aten.randint_like, aten.bernoulli.p, aten.fill, aten.zero),
+        *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
+    }
+)
+
+
+def read_by(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose values a node reads, not their metadata alone."""
+    read = node.all_input_nodes
+    target = node.target
+    if getattr(target, "overloadpacket", None) in _LIKE_THE_FIRST or target in _LIKE_THE_FIRST:
+        return [n for n in read if n is not node.args[0]]
+    return read
+
+
 def has_effect(node: fx.Node) -> bool:
     """Nodes that must run although nobody uses their value, and once: draws from a generator, calls with an effect."""
     if node.op in ("placeholder", "output"):
@@ -84,7 +103,7 @@ def keep_refusals(graph: fx.Graph) -> None:
                 _read(graph, node)
             elif not has_effect(node):
                 continue
-        live.update(node.all_input_nodes)
+        live.update(read_by(node))
 
 
 def _may_refuse(node: fx.Node) -> bool:

@@ -115,11 +115,13 @@ class _Emitter:
         self.instructions += [Free(slot) for _, slot, _ in self.dead]
         self.dead.clear()
 
-    def view(self, ref: ViewRef, temporary: list[int]) -> int:
-        """The slot of a view; a new one, listed in `temporary`, unless the view is the whole buffer."""
+    def view(self, ref: ViewRef, temporary: list[int], exact: bool = False) -> int:
+        """The slot of a view; a new one, listed in `temporary`, unless the view is the whole buffer: `exact`ly, or but
+        for strides that address nothing."""
         self.make((ref.buffer,))  # nobody has written what `empty` gives
         buffer, slot = self.lowered.buffers[ref.buffer], self.slots[ref.buffer]
-        if ref.shape == buffer.shape and not ref.offset.terms and same_strides(ref.shape, ref.strides, buffer.strides):
+        same = ref.strides == buffer.strides if exact else same_strides(ref.shape, ref.strides, buffer.strides)
+        if ref.shape == buffer.shape and not ref.offset.terms and same:
             return slot
         made = self.new_slot()
         temporary.append(made)
@@ -271,7 +273,7 @@ def _output(emitter: _Emitter, lowered: Lowered) -> Output:
     values: list[Slot | Size | FloatExpr | float | None] = []
     for value in lowered.outputs:
         if isinstance(value, ViewRef):
-            values.append(Slot(emitter.view(value, [])))
+            values.append(Slot(emitter.view(value, [], exact=True)))
         else:
             values.append(_size(value) if isinstance(value, IntExpr) else value)
     return Output(tuple(values))

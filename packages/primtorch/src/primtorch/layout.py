@@ -232,12 +232,16 @@ def format_strides(shape: Sizes, memory_format: torch.memory_format) -> Sizes:
     return contiguous_strides(shape)
 
 
+def certainly(fact: bool | torch.SymBool) -> bool:
+    """Whether something is so of sizes. What only the data tells is not certain: what follows is right for both."""
+    if isinstance(fact, torch.SymBool) and fact.node.hint is None:
+        return bool(fact.node.statically_known_true(__file__, 0))
+    return bool(fact)
+
+
 def certainly_equal(a: Size, b: Size) -> bool:
-    """Whether two sizes are one. Where only the data could tell they count as two: what follows is right for both."""
-    same = a == b
-    if isinstance(same, torch.SymBool) and same.node.hint is None:
-        return bool(same.node.statically_known_true(__file__, 0))
-    return bool(same)
+    """Whether two sizes are one, so far as is certain."""
+    return certainly(a == b)
 
 
 def broadcast(left: Sizes, right: Sizes) -> Sizes:

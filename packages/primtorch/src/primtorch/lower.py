@@ -318,13 +318,13 @@ class _Lowering:
         return self.b.emit(as_strided, memory, spec.shape, spec.strides, spec.offset - base.offset).node
 
     def exported(self, node: fx.Node) -> Argument:
-        """An output in the strides that ATen gives it."""
+        """An output in the strides that ATen gives it, those of dims of size 1 included, which a program can read."""
         value = self.env[node]
         val = node.meta.get("val")
         if isinstance(value, Value):
             if val is not None and not isinstance(val, (int, float)):
                 strides = tuple(val.stride())
-                if not _same_strides(value.spec, strides):
+                if not (_same_strides(value.spec, strides) and _same_steps(value.spec, strides)):
                     value = self.b.emit(copy_strided, value, strides)
             return value.node
         if isinstance(value, Results):
@@ -343,6 +343,15 @@ def _same_strides(spec: TensorSpec, strides: Sequence[Size]) -> bool:
     return all(
         a is b or (isinstance(size, int) and size == 1) or certainly_equal(a, b)
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
+    )
+
+
+def _same_steps(spec: TensorSpec, strides: Sequence[Size]) -> bool:
+    """Whether strides of dims of size 1 are written alike; nothing is asked of what nothing depends on."""
+    return all(
+        a is b or str(a) == str(b)
+        for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
+        if isinstance(size, int) and size == 1
     )
 
 

@@ -245,17 +245,19 @@ class Context:
         return self.strided(buffer)
 
     def realize_exactly(self, value: TensorValue, strides: Index) -> TensorValue:
-        """A value in memory with exactly these strides, in elements: itself, or a copy. Raises LoweringError where
-        a value that is not stored yet cannot have them."""
+        """A value in memory with exactly these strides, in elements, also where they address nothing: itself, or a copy.
+        Raises LoweringError where a value that is not stored yet cannot have them."""
         data = value.data
         if isinstance(data, Strided) and not same_strides(value.shape, data.strides, strides):
             buffer = self.new_buffer(value.shape, value.dtype, value.device, strides)
             self.write(buffer, value)
             return self.strided(buffer)
-        self.realize(value, strides)
-        if not same_strides(value.shape, value.data.strides, strides):  # type: ignore[union-attr]
-            raise self.fail(f"strides {strides} are not those of {value.data}")
-        return value
+        stored = self.realize(value, strides)
+        if not same_strides(value.shape, stored.strides, strides):
+            raise self.fail(f"strides {strides} are not those of {stored}")
+        if stored.strides == strides:
+            return value
+        return TensorValue(value.shape, value.dtype, value.device, replace(stored, strides=strides), value.hint)
 
     def write(
         self,

@@ -14,7 +14,7 @@ from primtorch.arguments import Dims, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.errors import DataDependentValue
 from primtorch.families import Family, Formula, Rule, Trait
-from primtorch.layout import product, reduced_dims, wrap_dim
+from primtorch.layout import certainly, product, reduced_dims, wrap_dim
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import same, truth
 from primtorch.operators.refusals import is_empty, refuse
@@ -328,13 +328,27 @@ def _lower_count_nonzero(b: Builder, x: Value, dim: Dims = None) -> Value:
 
 
 # --- variance ------------------------------------------------------------------------------------
+def _var_mean_real(b: Builder, x: Value, dims: tuple[int, ...], correction: float, keepdim: bool) -> Sequence[Value]:
+    """Variance and mean, by what the elements are more than one of them. Of equal elements that is 0, and so are their
+    variance and the slope of their deviation, as in eager, which updates a mean (Welford 1962); a mean that is a sum
+    divided misses them by its rounding. A set that may be empty is compared with its mean, which mends that as well."""
+    if all(certainly(x.shape[d] >= 1) for d in dims):
+        centre = x
+        for d in dims:
+            centre = centre.slice(d, 0, 1)
+    else:
+        centre = x.mean(dims, keepdim=True)
+    var, rest = b.emit_several(prims.var_mean, x - centre, dims, correction, keepdim)
+    return var, (centre if keepdim else centre.squeeze(*dims)) + rest
+
+
 def _var_mean_wide(b: Builder, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[Value, Value]:
     dims = reduced_dims(dim, x.rank)
     if not x.dtype.is_complex:
-        var, mean = b.emit_several(prims.var_mean, x.compute(), dims, float(correction), keepdim)
+        var, mean = _var_mean_real(b, x.compute(), dims, float(correction), keepdim)
         return var, mean
-    re = b.emit_several(prims.var_mean, x.compute().map(prims.real), dims, float(correction), keepdim)
-    im = b.emit_several(prims.var_mean, x.compute().map(prims.imag), dims, float(correction), keepdim)
+    re = _var_mean_real(b, x.compute().map(prims.real), dims, float(correction), keepdim)
+    im = _var_mean_real(b, x.compute().map(prims.imag), dims, float(correction), keepdim)
     return re[0] + im[0], b.emit(prims.complex, re[1], im[1])
 
 

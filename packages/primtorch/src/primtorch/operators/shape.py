@@ -16,10 +16,10 @@ from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
     dense_like,
-    is_contiguous,
     product,
     reduced_dims,
     suggests_channels_last,
+    view_strides,
     wrap_dim,
     wrap_dims,
 )
@@ -95,10 +95,14 @@ def _lower_flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 @OP.formula("roll")
 def _roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> TensorSpec:
     shape = tuple(x.shape)
-    # On the CPU the pieces are joined by cat, which keeps channels_last.
-    row_major = not dims or x.device.type != "cpu" or is_contiguous(shape, x.stride())
-    if not row_major and suggests_channels_last(shape, x.stride()):
-        return strided(x, shape, channels_last_strides(shape))
+    if any(map(is_empty, shape)):
+        return strided(x, shape, dense_like(shape, x.stride()))
+    # On the CPU the pieces are joined by cat, which keeps channels_last where none of them is empty.
+    if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
+        moves = shifts if isinstance(shifts, list | tuple) else (shifts,)
+        along = dims if isinstance(dims, list | tuple) else (dims,)
+        if not any(move % shape[dim] == 0 for move, dim in zip(moves, along, strict=True)):
+            return strided(x, shape, channels_last_strides(shape))
     return contiguous(x, shape)
 
 
@@ -254,7 +258,8 @@ def _stack(tensors: Sequence[TensorLike], dim: int = 0) -> TensorSpec:
         return contiguous(first, shape, dtype)
     # They are joined along the dimension, which is then split in two.
     joined = _cat(tensors, at)
-    strides = (*joined.strides[:at], first.shape[at] * joined.strides[at], *joined.strides[at:])
+    strides = view_strides(tuple(joined.shape), joined.strides, tuple(shape))
+    assert strides is not None  # a dim can be split whatever its stride
     return TensorSpec(tuple(shape), strides, dtype, joined.device)
 
 
