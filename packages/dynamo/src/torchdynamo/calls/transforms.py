@@ -182,7 +182,7 @@ class Transforms:
         kept = iter(mapped)
         body = self._record(asked.func, given, kwargs, inner=lambda tensor: tensor.select(next(kept), 0))
         results = pytree._broadcast_to_and_flatten(asked.out_dims, body.of_values)
-        if results is None or any(type(dim) is not int for dim in (*results, *mapped)):
+        if results is None or any(type(dim) is not int for dim in (*results, *mapped) if dim is not None):
             raise _refusal(f"out_dims={asked.out_dims!r}")
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
@@ -371,7 +371,7 @@ class Transforms:
         return _Call(module, inputs, values, self.finish(node, module, values))
 
     def finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[object]) -> list[torch.Tensor]:
-        """What a transformed call gives for fakes. They are results of the node."""
+        """What a transformed call gives for fakes. They are results of the node, but for those that it was given."""
         recorder = self.recorder
         try:
             with torch._C.DisableTorchFunction():
@@ -381,6 +381,8 @@ class Transforms:
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
         recorder.annotate(node, tuple(found))
         for place, fake in enumerate(found):
+            if recorder.node_of(fake) is not None:  # an argument, which transforms give back as the object that it is
+                continue
             item = recorder.graph.call_function(operator.getitem, (node, place))
             recorder.annotate(item, fake)
             recorder.remember(fake, item)
