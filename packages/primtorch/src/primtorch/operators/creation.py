@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
+from primtorch.arguments import NUMBERS, TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Rule, Trait
 from primtorch.layout import channels_last_strides, contiguous_strides, dense_like, format_strides, strides_in_order
@@ -100,12 +100,18 @@ def like(
 
 
 @OP.formula("_to_copy")
-def _to_copy(x: TensorLike, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
+def _to_copy(x: TensorLike | Number, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
+    if isinstance(x, NUMBERS):  # `vmap` converts an operand that is a number, as the 0-d tensor that torch makes of it
+        x = TensorSpec((), (), number_dtype(x), torch.device("cpu"))
     return like(x, **options)
 
 
 @OP.rule("_to_copy")
-def _lower_to_copy(b: Builder, x: Value, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> Value:
+def _lower_to_copy(
+    b: Builder, x: Value | Number, *, non_blocking: bool = False, **options: Unpack[LikeOptions]
+) -> Value:
+    if isinstance(x, NUMBERS):
+        return b.full((), x, options.get("dtype") or number_dtype(x), resolved_device(options.get("device")))
     dtype, device = made_like(x, options)
     if device != x.device:
         x = b.emit(prims.device_put, x, device)
