@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from primtorch.fake import wants_sizes
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import grad_mode
 from torchdynamo.graph.scalars import concrete
@@ -328,7 +329,8 @@ class Transforms:
             with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused(), regions.body():
                 result: Any = self.world.call(func, given.with_tensors(stand_ins), kwargs)
         except BreakGraph as error:
-            wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")
+            reason = error.reason if error.reason == "symbolic_size" else "function_transform"
+            wrapped = BreakGraph(reason, f"in the transformed function, {error.reason}: {error.detail}")
             wrapped.positions = error.positions
             raise wrapped from error
         if has_aux and not (type(result) is tuple and len(result) == 2):
@@ -377,6 +379,9 @@ class Transforms:
             with torch._C.DisableTorchFunction():
                 found = list(module(*values))
         except Exception as error:  # eager's, or of what transforms cannot do with sizes that are symbols
+            if wants_sizes(error):
+                detail = f"{module.transform.name}() of tensors with a size that varies"
+                raise BreakGraph("symbolic_size", detail) from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
         recorder.annotate(node, tuple(found))

@@ -296,6 +296,22 @@ OP.rule("new_ones")(_filled_new(1))
 OP.rule("new_empty")(_filled_new(0))
 
 
+@OP.formula("_new_zeros_with_same_feature_meta")
+def _new_tangent(x: TensorLike, other: TensorLike, *, self_num_batch_dims: int = 0) -> TensorSpec:
+    """Laid out like `other`, behind x's first dimensions."""
+    reach: Size = 1
+    for size, stride in zip(other.shape, other.stride(), strict=True):
+        reach = reach + (size - 1) * stride
+    batch = tuple(x.shape[:self_num_batch_dims])
+    strides = (*(step * reach for step in contiguous_strides(batch)), *other.stride())
+    return TensorSpec((*batch, *other.shape), strides, other.dtype, torch.device(other.device))
+
+
+@OP.rule("_new_zeros_with_same_feature_meta")
+def _lower_new_tangent(b: Builder, x: Value, other: Value, *, self_num_batch_dims: int = 0) -> Value:
+    return b.full((*x.shape[:self_num_batch_dims], *other.shape), 0, other.dtype, other.device)
+
+
 @OP.formula("new_full")
 def _new_full(x: TensorLike, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]) -> TensorSpec:
     return _new(x, size, **options)
@@ -665,6 +681,7 @@ def _set_storage(
 OP.samples("zeros ones empty.memory_format _efficientzerotensor", call([2, 3]), call([2, 0], dtype=torch.int64))
 OP.samples("full", call([2, 3], 1.5), call([], True))
 OP.samples("new_zeros new_ones new_empty", call(reals(4), [2, 3]))
+OP.samples("_new_zeros_with_same_feature_meta", call(reals(4), reals(2, 3), self_num_batch_dims=1))
 OP.samples("new_full", call(reals(4), [2, 3], 2))
 OP.samples("empty_permuted", call([2, 3, 4], [2, 0, 1]))
 OP.samples("empty_strided", call([2, 3], [1, 2]))
