@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from primtorch.fake import wants_sizes
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_functions import grad_mode
+from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, World
 from torchdynamo.outside.outside import Outside
@@ -50,13 +50,18 @@ class Transform:
 
 
 class TransformedGraph(nn.Module):
-    """Runs a transform of `body`, whose first `closed_over` inputs are read by it and no arguments of the function."""
+    """Runs a transform of `body`, whose first `closed_over` inputs are read by it and no arguments of the function.
+
+    Attributes:
+        own_derivatives: whether the body calls autograd functions, which derive otherwise than their operators do.
+    """
 
     def __init__(self, body: fx.GraphModule, transform: Transform, closed_over: int) -> None:
         super().__init__()
         self.body = body
         self.transform = transform
         self.closed_over = closed_over
+        self.own_derivatives = any(isinstance(module, CapturedFunction) for module in body.modules())
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """The transform's results: values, then what the function gives beside them."""
@@ -325,6 +330,7 @@ class Transforms:
         regions, written = self.recorder.regions, len(self.recorder.written)
         mark = regions.mark()
         stand_ins = [self._stand_in(tensor, inner, derives) for tensor in given.tensors]
+        regions.transforms += 1
         try:
             with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused(), regions.body():
                 result: Any = self.world.call(func, given.with_tensors(stand_ins), kwargs)
@@ -333,6 +339,8 @@ class Transforms:
             wrapped = BreakGraph(reason, f"in the transformed function, {error.reason}: {error.detail}")
             wrapped.positions = error.positions
             raise wrapped from error
+        finally:
+            regions.transforms -= 1
         if has_aux and not (type(result) is tuple and len(result) == 2):
             raise _refusal("has_aux=True, and the function does not return a pair")
         values, of_values = pytree.tree_flatten(result[0] if has_aux else result)
@@ -384,6 +392,8 @@ class Transforms:
                 raise BreakGraph("symbolic_size", detail) from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
+        if module.own_derivatives and not recorder.regions.transforms and any(fake.requires_grad for fake in found):
+            raise _refusal("autograd functions under a transform, of what has a history: nobody knows theirs behind it")
         recorder.annotate(node, tuple(found))
         for place, fake in enumerate(found):
             if recorder.node_of(fake) is not None:  # an argument, which transforms give back as the object that it is
