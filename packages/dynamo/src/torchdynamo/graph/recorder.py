@@ -330,6 +330,20 @@ class Recorder:
         finally:
             torch._C._pop_torch_function_stack()
 
+    def _assumed(self) -> int:
+        """How many facts operators have assumed of numbers that only the data tells."""
+        return len(self.mode.shape_env.assumptions) if self.mode.shape_env is not None else 0
+
+    def _hold(self, first: int) -> None:
+        """Has the graph assert the facts from `first` on."""
+        assert self.mode.shape_env is not None
+        facts = self.mode.shape_env.assumptions[first:]
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            self.taken.hold(facts)
+        finally:
+            torch._C._pop_torch_function_stack()
+
     def _ask_mode(self, func: object, types: Sequence[type], args: tuple[object, ...], kwargs: object) -> object:
         """What the innermost function mode of the program makes of a call, with that mode put aside as torch does."""
         mode = self.modes.pop()
@@ -376,7 +390,7 @@ class Recorder:
         if name in RESTRIDES:
             self._keep_metadata(operands[0][0])
         outs = [(t, t.spec) for t in tensors_in(kwargs.get("out")) if isinstance(t, FakeTensor)]
-        refusable = self.mode.refusable
+        refusable, assumed = self.mode.refusable, self._assumed()
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
@@ -394,6 +408,8 @@ class Recorder:
                 raise BreakGraph("symbolic_size", f"{name}() of a tensor with a size that varies") from error
             raise
         self._refuse_resized(outs)
+        if self.taken.made and self._assumed() > assumed:
+            self._hold(assumed)
         if begins:
             self.leaves.append(result)
         constants.fold(name, func, args, kwargs, result)
