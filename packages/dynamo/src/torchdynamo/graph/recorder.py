@@ -324,9 +324,15 @@ class Recorder:
 
     def take_number(self, name: str, tensor: object) -> Any:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
-        torch._C._push_on_torch_function_stack(self)  # what it comes down to is recorded as well
-        try:
+        with self.recording():
             return self.taken.take(name, self.adopt_all(tensor))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """A block within a call whose own calls are recorded, too."""
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            yield
         finally:
             torch._C._pop_torch_function_stack()
 
@@ -338,11 +344,8 @@ class Recorder:
         """Has the graph assert the facts from `first` on."""
         assert self.mode.shape_env is not None
         facts = self.mode.shape_env.assumptions[first:]
-        torch._C._push_on_torch_function_stack(self)
-        try:
+        with self.recording():
             self.taken.hold(facts)
-        finally:
-            torch._C._pop_torch_function_stack()
 
     def _ask_mode(self, func: object, types: Sequence[type], args: tuple[object, ...], kwargs: object) -> object:
         """What the innermost function mode of the program makes of a call, with that mode put aside as torch does."""

@@ -11,6 +11,7 @@ granted that it is not negative (`conditions.py`), and the graph tells those who
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import torch
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
+from primtorch.symbolic import settled
 from primtorch.symbolic.expr import symbol as symbol_of
 from primtorch.symbolic.relation import BoolExpr, FloatRelation, Relation
 from primtorch.symbolic.shape_env import ShapeGuard
@@ -96,14 +98,14 @@ class TakenNumbers:
             return MISSING
         if self.recorder.modes:  # which would see what it comes down to
             return MISSING
-        shape = tensor.spec.shape
+        shape = tuple(map(settled, tensor.spec.shape))
         if not all(type(size) is int for size in shape) or self.recorder.user_frames() in self.refused:
             return MISSING
         if tensor.dtype is torch.bool or tensor.is_complex() or tensor.device.type == "meta":
             return MISSING  # the way into a branch; a number that graphs do not know
         if name != "tolist":
-            return self._number(tensor, TAKING[name]) if tensor.numel() == 1 else MISSING
-        return self._list(tensor) if 0 < tensor.numel() <= _MOST else MISSING
+            return self._number(tensor, TAKING[name]) if math.prod(shape) == 1 else MISSING
+        return self._list(tensor) if 0 < math.prod(shape) <= _MOST else MISSING
 
     def _list(self, tensor: torch.Tensor) -> Any:
         return self._number(tensor, None) if tensor.dim() == 0 else [self._list(row) for row in tensor.unbind(0)]
