@@ -391,3 +391,45 @@ def test_what_leaves_the_graph_is_told_and_refused(name: str) -> None:
     assert reason in events_of(compiled)
     with pytest.raises(Unsupported, match=reason):
         torchcompile.compile(program, backend="aot_eager", fullgraph=True)(rows((2, 3)))
+
+
+# -- row by row ----------------------------------------------------------------------------------
+
+BY_ROWS: dict[str, Program] = {
+    "unbind": lambda t: [(row * 2).sum(0) for row in (t + 1).unbind()],
+    "iterated": lambda t: [row.softmax(0) for row in t],
+    "along the features": lambda t: [row.cos() for row in t.transpose(1, 2).unbind()],
+    "written": lambda t: [row.add_(place) for place, row in enumerate((t * 1).unbind())],
+    "put together": lambda t: torch.cat([row.sum(0, keepdim=True) for row in t.unbind()]),
+}
+
+
+def each_row(program: Program, lengths: tuple[int, ...], requires_grad: bool) -> list[Any]:
+    """Results and gradients; or what is raised."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(sum(lengths), 4, dtype=torch.float64, generator=generator, requires_grad=requires_grad)
+    try:
+        found = program(torch.nested.nested_tensor_from_jagged(values, offsets_of(lengths)))
+    except RuntimeError as error:
+        return [type(error)]
+    leaves = list(found) if isinstance(found, list) else [found]
+    if requires_grad:
+        total: Any = sum((leaf.sin() * leaf).sum() for leaf in leaves)
+        leaves += torch.autograd.grad(total, values)
+    return leaves
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_row_by_row(name: str, backend: str, requires_grad: bool) -> None:
+    program = BY_ROWS[name]
+    compiled = torchcompile.compile(program, backend=backend)
+    for lengths in LENGTHS:
+        wanted, found = (each_row(run, lengths, requires_grad) for run in (program, compiled))
+        if isinstance(wanted[0], type):
+            assert found == wanted
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    assert not events_of(compiled, Effect.BREAK) or name == "written"

@@ -153,7 +153,6 @@ def jagged_padded(x: torch.Tensor) -> Any:
 @part(
     SUBCLASSES,
     "nested jagged, row by row",
-    "special_tensor",
     calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
 )
 def jagged_rows(x: Any) -> Any:
