@@ -359,8 +359,16 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
+def attended(t: Any) -> Any:
+    """Torch's code for it makes a list of the rows, whose lengths it has to know."""
+    query = torch.cat([t, t], -1).unflatten(-1, [1, 8]).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, query, query).transpose(1, 2).flatten(-2)
+
+
+PARAMETER = torch.nn.Parameter(rows((2, 3)))
 LEAVING: dict[str, tuple[Program, str]] = {
-    "row by row": (lambda t: t.unbind()[0] * 2, "special_tensor"),
+    "attention": (attended, "data_dependent_shape"),
+    "a parameter": (lambda t: t.values() + (PARAMETER * 2).values(), "special_tensor"),
     "a row": (lambda t: t[0] * 2, "special_tensor"),
     "written to": (lambda t: (t * 1).add_(1), "special_tensor"),
     "values written to": (lambda t: (t.values().mul_(2), t * 1)[1], "tensor_subclass"),

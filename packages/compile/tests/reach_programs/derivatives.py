@@ -73,7 +73,13 @@ def func_vjp(x: torch.Tensor) -> Any:
     return value, pull(torch.ones_like(value))[0]
 
 
-@part(FUNC, "linearize")
+def linearized_by_hand(x: torch.Tensor) -> Any:
+    at = x.detach()
+    slope = at.cos() * at + at.sin()
+    return at.sin() * at, slope * x, slope * torch.ones_like(x)
+
+
+@part(FUNC, "linearize", judge=linearized_by_hand)  # in inference mode eager's gives zeros, as a parameter
 def func_linearize(x: torch.Tensor) -> Any:
     value, push = torch.func.linearize(lambda t: t.sin() * t, x.detach())
     return value, push(x), push(torch.ones_like(x))
