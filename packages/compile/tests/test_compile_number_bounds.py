@@ -41,7 +41,9 @@ CASES: dict[str, Case] = {
         ((1, 2), (2, 2), (4, 0), (0, 4), (3, 1)),
         ((3, 4), (5, 1), (1, -1), (-9, 1), (2, 3)),
     ),
-    "narrow by its length": Case(lambda x, n: x.narrow(0, 1, n.item()).sum(0), ((1,), (3,), (0,)), ((4,), (-1,), (99,))),
+    "narrow by its length": Case(
+        lambda x, n: x.narrow(0, 1, n.item()).sum(0), ((1,), (3,), (0,)), ((4,), (-1,), (99,))
+    ),
     "split": Case(
         lambda x, n: [part * 2 for part in x.split(n.tolist())],
         ((1, 3), (2, 2), (4, 0), (0, 4)),
@@ -90,3 +92,17 @@ def test_numbers_within_bounds_and_beyond(name: str, backend: str) -> None:
         assert numbers in case.taken
         torch.testing.assert_close(outcome(compiled, numbers), wanted, rtol=1e-9, atol=1e-12)
     assert not torchcompile.report().breaks or not case.one_graph
+
+
+def test_as_many_numbers_as_generated_code_has_names_for_types() -> None:
+    """Numbers are u0, u1, ...; in C++ u8, u16 and u32 are types."""
+
+    def program(x: torch.Tensor, n: torch.Tensor) -> Any:
+        numbers = n.tolist()
+        return [torch.full((4,), number) > torch.arange(4) * number for number in numbers], x * sum(numbers)
+
+    compiled = torchcompile.compile(program)
+    torch.manual_seed(0)
+    x, n = torch.randn(4, 3, dtype=torch.float64), torch.arange(1, 35)
+    torch.testing.assert_close(compiled(x, n), program(x, n), rtol=1e-12, atol=0)
+    assert torchcompile.report().clean

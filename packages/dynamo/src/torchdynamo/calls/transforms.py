@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -16,8 +17,10 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import wants_sizes
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
@@ -384,7 +387,7 @@ class Transforms:
         """What a transformed call gives for fakes. They are results of the node, but for those that it was given."""
         recorder = self.recorder
         try:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), _Loops() as loops:
                 found = list(module(*values))
         except Exception as error:  # eager's, or of what transforms cannot do with sizes that are symbols
             if wants_sizes(error):
@@ -392,6 +395,8 @@ class Transforms:
                 raise BreakGraph("symbolic_size", detail) from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
+        for name in loops.looped():
+            recorder.looped.setdefault(name, recorder.user_frames())
         if module.own_derivatives and not recorder.regions.transforms and any(fake.requires_grad for fake in found):
             raise _refusal("autograd functions under a transform, of what has a history: nobody knows theirs behind it")
         recorder.annotate(node, tuple(found))
@@ -405,6 +410,29 @@ class Transforms:
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
         return self.recorder.known_node(tensor, "function_transform")
+
+
+class _Loops(DispatchMode):
+    """Counts operators that `vmap` has no rule for: it calls them for each element of a batch."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[OpOverload] = Counter()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[object, ...] = (), kwargs: Kwargs | None = None
+    ) -> object:
+        if not _has_batching_rule(func) and any(isinstance(arg, torch.Tensor) for arg in args):
+            self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
+
+    def looped(self) -> list[str]:
+        """The names of those that were called more than once."""
+        return [str(func) for func, count in self.counts.items() if count > 1]
+
+
+@functools.cache
+def _has_batching_rule(func: OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")  # type: ignore[no-any-return]
 
 
 class _Given:

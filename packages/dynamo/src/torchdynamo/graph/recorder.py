@@ -149,6 +149,7 @@ class Recorder:
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.jagged = Jagged(self)
+        self.looped: dict[str, tuple[UserFrame, ...]] = {}  # operators that `vmap` loops over, and where
         self.quantised = Quantised(self)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last

@@ -68,7 +68,7 @@ def settled(size: int | torch.SymInt) -> int | torch.SymInt:
 
 
 def expected(relation: bool | torch.SymBool) -> bool:
-    """Whether a relation of sizes holds: guarded, or of numbers that only the data tells a fact to check at run time."""
+    """Whether a relation of sizes holds: guarded, or of data's numbers a fact to check at run time."""
     return relation if isinstance(relation, bool) else node_of(relation).expect_true("", 0)
 
 
