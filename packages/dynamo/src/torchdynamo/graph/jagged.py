@@ -375,12 +375,12 @@ class Jagged:
             raise BreakGraph("special_tensor", f"unbind() of a nested tensor along dimension {dim}")
         recorder, along = self.recorder, nested._ragged_idx - 1
         offsets, lengths = nested._offsets, nested._lengths
-        values = self.run("values", KIND.values, (nested,), {})
+        values: Any = self.run("values", KIND.values, (nested,), {})
         with recorder.recording():
             int(offsets.shape[0])  # a graph has one number of rows
             sizes = recorder.taken.take("tolist", offsets.diff() if lengths is None else lengths)
-            starts = MISSING if lengths is None else recorder.taken.take("tolist", offsets)
-            if sizes is MISSING or (lengths is not None and starts is MISSING):
+            starts: Any = [] if lengths is None else recorder.taken.take("tolist", offsets)
+            if sizes is MISSING or starts is MISSING:
                 raise BreakGraph("special_tensor", "unbind() of a nested tensor: lengths that the graph cannot read")
             if lengths is None:
                 return tuple(values.split(sizes, along))

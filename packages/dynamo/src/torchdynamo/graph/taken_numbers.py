@@ -57,6 +57,10 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def _full(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((), number, dtype=dtype)
+
+
 def _fake(tensor: torch.Tensor) -> FakeTensor:
     assert isinstance(tensor, FakeTensor)
     return tensor
@@ -132,7 +136,7 @@ class TakenNumbers:
         self.recorder.symbol_nodes[symbol] = node
         self.made[symbol] = place
         if whole:
-            self._tensors[symbol] = torch.full((), number, dtype=torch.int64)
+            self._tensors[symbol] = _full(number, torch.int64)
         if is_size:
             self._learn(number.node.ge(number.node.wrap_int(0)))
         return number
@@ -178,7 +182,7 @@ class TakenNumbers:
             if op == "sym":
                 stack.append(self._value(str(operand)))
             elif op == "const":
-                stack.append(torch.full((), operand, dtype=torch.int64))
+                stack.append(_full(operand, torch.int64))
             elif op == "neg":
                 stack.append(torch.neg(stack.pop()))
             elif op in _OPERATIONS:
@@ -192,7 +196,7 @@ class TakenNumbers:
         env = self.recorder.mode.shape_env
         assert env is not None
         known = self._tensors.get(symbol)
-        return torch.full((), env.number(symbol_of(symbol)), dtype=torch.int64) if known is None else known
+        return _full(env.number(symbol_of(symbol)), torch.int64) if known is None else known
 
     def _in_floats(self, expr: FloatRelation) -> torch.Tensor | None:
         if expr.op not in _COMPARISONS or not expr.holds:
@@ -200,7 +204,7 @@ class TakenNumbers:
         env = self.recorder.mode.shape_env
         assert env is not None
         sides = (env.number(expr.left), env.number(expr.right))
-        left, right = (torch.full((), side, dtype=torch.float64) for side in sides)
+        left, right = (_full(side, torch.float64) for side in sides)
         return getattr(torch, expr.op)(left, right)  # type: ignore[no-any-return]
 
     def _learn(self, node: SymNode) -> None:
