@@ -30,6 +30,18 @@ from reach_programs import PARTS, Part  # noqa: E402
 import torchcompile  # noqa: E402
 from primtorch.ledger import REFUSED, Effect  # noqa: E402
 
+EXAMPLES = {
+    "Higher-order operators": "control_flow.py",
+    "torch.func": "function_transforms.py",
+    "Training steps": "training_step.py",
+    "NumPy": "gaussian_process.py",
+    "Tensor subclasses": "quantized_weights.py",
+    "Attention": "sliding_window.py",
+    "Python": "python_in_the_graph.py",
+    "Quantised": "quantized_weights.py",
+}
+"""A program of several parts of a group, which the tests run."""
+
 
 def here(part: Part) -> str:
     """One graph a version, or the kinds of the ledger that say why not."""
@@ -81,7 +93,16 @@ def page() -> str:
         "torch.compile. What is in no graph here runs eagerly between graphs and is told in the report.",
     ]
     for group in dict.fromkeys(group for group, *_ in rows):
-        lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]
+        example = f"[examples/{EXAMPLES[group]}](../examples/{EXAMPLES[group]})"
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            f"In use: {example}.",
+            "",
+            "| program | here | torch.compile |",
+            "|---|---|---|",
+        ]
         lines += [f"| {name} | {ours} | {theirs} |" for of, name, ours, theirs in rows if of == group]
     return "\n".join(lines) + "\n"
 

@@ -582,6 +582,11 @@ def calls_a_skipped_function(x: torch.Tensor) -> torch.Tensor:
     return _skipped(x + 1) * 2
 
 
+@case("looped_batch")
+def without_a_batching_rule(x: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: torch.histc(row, bins=3))(x.detach()[:, None] * x.detach()).sum() + x
+
+
 @case("library_code", whole="disabled")
 def calls_library_code(x: torch.Tensor) -> torch.Tensor:
     return _skipped(x + 1) * 2

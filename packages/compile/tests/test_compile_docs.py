@@ -42,7 +42,7 @@ def of_pages() -> bool:
 EXAMPLE_NAMES = (
     "backend_dynamo.py", "backend_autograd.py", "backend_prims.py", "backend_codegen.py", "function_transforms.py",
     "training_step.py", "control_flow.py", "quantized_weights.py", "gaussian_process.py",
-    "sliding_window.py", "two_backends.py", "cpp_program/run.py",
+    "python_in_the_graph.py", "sliding_window.py", "two_backends.py", "cpp_program/run.py",
 )  # fmt: skip
 
 

@@ -359,8 +359,16 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
+def attended(t: Any) -> Any:
+    """Torch's code for it makes a list of the rows, whose lengths it has to know."""
+    query = torch.cat([t, t], -1).unflatten(-1, [1, 8]).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, query, query).transpose(1, 2).flatten(-2)
+
+
+PARAMETER = torch.nn.Parameter(rows((2, 3)))
 LEAVING: dict[str, tuple[Program, str]] = {
-    "row by row": (lambda t: t.unbind()[0] * 2, "special_tensor"),
+    "attention": (attended, "data_dependent_shape"),
+    "a parameter": (lambda t: t.values() + (PARAMETER * 2).values(), "special_tensor"),
     "a row": (lambda t: t[0] * 2, "special_tensor"),
     "written to": (lambda t: (t * 1).add_(1), "special_tensor"),
     "values written to": (lambda t: (t.values().mul_(2), t * 1)[1], "tensor_subclass"),
@@ -391,3 +399,45 @@ def test_what_leaves_the_graph_is_told_and_refused(name: str) -> None:
     assert reason in events_of(compiled)
     with pytest.raises(Unsupported, match=reason):
         torchcompile.compile(program, backend="aot_eager", fullgraph=True)(rows((2, 3)))
+
+
+# -- row by row ----------------------------------------------------------------------------------
+
+BY_ROWS: dict[str, Program] = {
+    "unbind": lambda t: [(row * 2).sum(0) for row in (t + 1).unbind()],
+    "iterated": lambda t: [row.softmax(0) for row in t],
+    "along the features": lambda t: [row.cos() for row in t.transpose(1, 2).unbind()],
+    "written": lambda t: [row.add_(place) for place, row in enumerate((t * 1).unbind())],
+    "put together": lambda t: torch.cat([row.sum(0, keepdim=True) for row in t.unbind()]),
+}
+
+
+def each_row(program: Program, lengths: tuple[int, ...], requires_grad: bool) -> list[Any]:
+    """Results and gradients; or what is raised."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(sum(lengths), 4, dtype=torch.float64, generator=generator, requires_grad=requires_grad)
+    try:
+        found = program(torch.nested.nested_tensor_from_jagged(values, offsets_of(lengths)))
+    except RuntimeError as error:
+        return [type(error)]
+    leaves = list(found) if isinstance(found, list) else [found]
+    if requires_grad:
+        total: Any = sum((leaf.sin() * leaf).sum() for leaf in leaves)
+        leaves += torch.autograd.grad(total, values)
+    return leaves
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_row_by_row(name: str, backend: str, requires_grad: bool) -> None:
+    program = BY_ROWS[name]
+    compiled = torchcompile.compile(program, backend=backend)
+    for lengths in LENGTHS:
+        wanted, found = (each_row(run, lengths, requires_grad) for run in (program, compiled))
+        if isinstance(wanted[0], type):
+            assert found == wanted
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    assert not events_of(compiled, Effect.BREAK) or name == "written"

@@ -23,7 +23,7 @@ from aotautograd.passes import is_random
 from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue
-from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.fake import METADATA, FakeMode, FakeTensor, propagate
 from primtorch.fake.recipe import ATOMS
 from primtorch.functionalize import unwrap
 from primtorch.higher_order import HigherOrder
@@ -247,6 +247,8 @@ class Recorder(DispatchMode):
     ) -> object:
         self.operators += 1
         called = _operator_of(func)
+        if called.asks_metadata:
+            return propagate(self.fake_mode, func, args, kwargs or {})
         nodes = self.node_of
         node_args = tuple([(nodes.get(id(a)) if type(a) is FakeTensor else None) or self.lift(a) for a in args])
         node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
@@ -417,6 +419,7 @@ class _Operator:
     rule: Callable[..., object] | None
     probability: int
     writes: bool
+    asks_metadata: bool
 
 
 def _operator_of(target: Target) -> _Operator:
@@ -430,6 +433,7 @@ def _operator_of(target: Target) -> _Operator:
             _RULES.get(target),
             NEVER if overload is None else place_of_probability(overload),
             overload is not None and overload._schema.is_mutable,
+            overload in METADATA,
         )
     return known
 

@@ -26,6 +26,13 @@ def with_tolist(x: torch.Tensor) -> Any:
     return x + sum(x[0].tolist())
 
 
+@part(PYTHON, "split and narrow by numbers of a tensor")
+def split_by_lengths(x: torch.Tensor) -> Any:
+    lengths = torch.tensor([1, 2, x.shape[0] - 3])
+    parts = [part.sum(0) for part in x.split(lengths.flip(0).tolist())]
+    return parts, x.narrow(0, lengths[0].item(), lengths[1].item()) * 2
+
+
 @part(PYTHON, "a branch on data", "data_dependent_branch", gradient=False)
 def branching(x: torch.Tensor) -> Any:
     return x.sin() if x.sum() > 0 else x.cos()

@@ -38,6 +38,30 @@ def func_per_sample(x: torch.Tensor) -> Any:
     return torch.vmap(torch.func.grad(scalar))(x)
 
 
+class Clamped(torch.autograd.Function):
+    """Lets gradients through."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x.clamp(-0.5, 0.5)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * (1 + x.square())
+
+
+@part(FUNC, "an autograd function under vmap of grad", gradient=False)
+def func_of_function(x: torch.Tensor) -> Any:
+    return torch.vmap(torch.func.grad(lambda row: scalar(Clamped.apply(row))))(x)
+
+
 @part(FUNC, "jvp")
 def func_jvp(x: torch.Tensor) -> Any:
     return torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
@@ -49,7 +73,13 @@ def func_vjp(x: torch.Tensor) -> Any:
     return value, pull(torch.ones_like(value))[0]
 
 
-@part(FUNC, "linearize")
+def linearized_by_hand(x: torch.Tensor) -> Any:
+    at = x.detach()
+    slope = at.cos() * at + at.sin()
+    return at.sin() * at, slope * x, slope * torch.ones_like(x)
+
+
+@part(FUNC, "linearize", judge=linearized_by_hand)  # in inference mode eager's gives zeros, as a parameter
 def func_linearize(x: torch.Tensor) -> Any:
     value, push = torch.func.linearize(lambda t: t.sin() * t, x.detach())
     return value, push(x), push(torch.ones_like(x))

@@ -12,7 +12,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .record import part
+from .record import Program, maker, part
 
 HIGHER = "Higher-order operators"
 
@@ -64,3 +64,12 @@ def kept(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
 def checkpointed_by_policy(x: torch.Tensor) -> torch.Tensor:
     chosen = functools.partial(create_selective_checkpoint_contexts, kept)
     return checkpoint(lambda t: (t.sin() @ t.mT).exp(), x, use_reentrant=False, context_fn=chosen)  # type: ignore[no-any-return]
+
+
+@maker(HIGHER, "a nested compile region, called several times")
+def region() -> Program:
+    def layer(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (x * scale).tanh() + x
+
+    marked = getattr(torch.compiler, "nested_compile_region", lambda function: function)(layer)
+    return lambda x: functools.reduce(marked, [x[0], x[1], x[2]], x)

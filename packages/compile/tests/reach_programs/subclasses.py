@@ -153,11 +153,22 @@ def jagged_padded(x: torch.Tensor) -> Any:
 @part(
     SUBCLASSES,
     "nested jagged, row by row",
-    "special_tensor",
     calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
 )
 def jagged_rows(x: Any) -> Any:
     return [(row * 2).sum(0) for row in (x + 1).unbind()]
+
+
+@part(
+    SUBCLASSES,
+    "nested jagged, attention",
+    "data_dependent_shape",
+    calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
+)
+def jagged_attention(x: Any) -> Any:
+    weight = torch.linspace(-1, 1, 24, dtype=x.dtype).view(3, 8)
+    query = (x @ weight).unflatten(-1, [1, 8]).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(query, query, query).transpose(1, 2).flatten(-2)
 
 
 @maker(SUBCLASSES, "parametrizations")

@@ -21,6 +21,7 @@ from primtorch import graph_text
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.interrupts import pass_on_interrupt
+from primtorch.ledger import Event
 from primtorch.withheld import COLLECTOR
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
@@ -46,7 +47,7 @@ from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
-from torchdynamo.events import NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
+from torchdynamo.events import LOOPED_BATCH, NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
 from torchdynamo.function import Compiled, Frames, Function
 from torchdynamo.graph.derivatives import first_leaf_behind
 from torchdynamo.graph.recorder import as_break
@@ -188,6 +189,8 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
             state.show("torch_graph.py", graph_text, finished.graph, "graph")
         outside = generated.capture.outside
         emitted = _emitted(state, generated, finished)
+        for operator, where in outside.recorder.looped.items():
+            state.stats.ledger.add(Event(LOOPED_BATCH, state.function.__qualname__, operator, where))
         if frames is not None and state.stats.ledger.events == told:  # what was told is to be told again
             text = frames.written(state, flat, emitted, outside)
     try:

@@ -100,6 +100,12 @@ LIBRARY_CODE = Kind(
     "remove the break",
     Effect.PLAIN,
 )
+LOOPED_BATCH = Kind(
+    "looped_batch",
+    "vmap has no batching rule for an operator: the graph calls it once for each element of the batch",
+    "give the operator a rule (torch.library.register_vmap), or call what takes a batch as it is",
+    Effect.PLAIN,
+)
 NOTHING_TO_COMPILE = Kind(
     "nothing_to_compile",
     "a function that was called where the graph broke has no tensor operation",
@@ -172,8 +178,8 @@ STANCE_REFUSES = Kind(
 KINDS = kinds(
     CAPTURE_FAULT, RECOMPILE_LIMIT, RECOMPILE_REFUSED, TRANSFORMED_CALL, FORWARD_DERIVATIVES, FUNCTION_MODE,
     DISABLED_OVERRIDES, FOREIGN_TRACER, WITHIN_OPERATOR, UNSPLIT_FRAME, SUSPENDING_FRAME, UNSTARTED_GENERATOR,
-    DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED, GRAPH_RAISED, CONDITION_NOT_MET,
-    RAISE_WAS_HANDLED, RAISED_AT_ENTRY, RECOMPILED, STANCE,
+    DISABLED_FUNCTION, LIBRARY_CODE, LOOPED_BATCH, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED,
+    GRAPH_RAISED, CONDITION_NOT_MET, RAISE_WAS_HANDLED, RAISED_AT_ENTRY, RECOMPILED, STANCE,
     STANCE_REFUSES,
 )  # fmt: skip
 

@@ -17,6 +17,8 @@ Sizes: TypeAlias = tuple[Size, ...]
 """A shape, or the strides of one."""
 Number: TypeAlias = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 """A Python number, or a symbol for one: what ATen calls a Scalar."""
+NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""`Number` for isinstance."""
 Real: TypeAlias = float | torch.SymInt
 """A number that is compared with others. A symbol for a float counts as a float: torch does not say what it can do."""
 TensorLike: TypeAlias = TensorSpec | torch.Tensor

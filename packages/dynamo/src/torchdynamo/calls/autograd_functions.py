@@ -77,6 +77,8 @@ class Carried:
         non_differentiable: indices of outputs without gradient.
         materialize: absent gradients are zeros to the backward.
         once: the backward has no derivative.
+        transformable: transforms of torch.func take the function: what its context keeps, it is told apart from the
+            forward. `batched`: `vmap` does, by a rule made of forward and backward.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Carried:
     non_differentiable: tuple[int, ...]
     materialize: bool
     once: bool
+    transformable: bool
+    batched: bool
 
 
 class CapturedFunction(nn.Module):
@@ -100,11 +104,16 @@ class CapturedFunction(nn.Module):
         self.carried = carried
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
+        above = (_Transformable, base) if carried.transformable else (base,)
+        self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched})
 
     def forward(self, *inputs: object) -> object:
         """The function's results, and what escapes from inside."""
-        direct = self.carried.direct
-        return self.function.apply(self, inputs[direct:], *inputs[:direct])
+        direct, escaping = self.carried.direct, self.carried.escaping
+        if not torch._C._are_functorch_transforms_active():
+            return self.function.apply(self, inputs[direct:], *inputs[:direct])
+        values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
+        return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
 
 
 class _Carrier(torch.autograd.Function):
@@ -131,10 +140,43 @@ class _Carrier(torch.autograd.Function):
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
             return (None,) * (2 + carried.direct)
-        reads = any(known for _, _, known in carried.saved)  # else a second backward is no error
-        checked, unchecked = iter(ctx.saved_tensors if reads else ()), iter(ctx.unchecked)
-        saved = [next(checked if known else unchecked) for _, _, known in carried.saved]
-        return (None, None, *ctx.module.backward_graph(*saved, *given))
+        kept = _kept_apart(ctx) if hasattr(ctx, "kept") else _kept(ctx, carried)
+        return (None, None, *ctx.module.backward_graph(*kept, *given))
+
+
+def _kept(ctx: Any, carried: Carried) -> list[object]:
+    reads = any(known for _, _, known in carried.saved)  # else a second backward is no error
+    checked, unchecked = iter(ctx.saved_tensors if reads else ()), iter(ctx.unchecked)
+    return [next(checked if known else unchecked) for _, _, known in carried.saved]
+
+
+def _kept_apart(ctx: Any) -> list[object]:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if value is None else value for value in ctx.kept]
+
+
+class _Transformable(_Carrier):
+    """What runs under transforms, which wrap what the forward gives before the context keeps it: all of the graph's
+    results are the function's."""
+
+    @staticmethod
+    def forward(module: CapturedFunction, others: tuple[object, ...], *direct: object) -> tuple[object, ...]:  # type: ignore[override]
+        inputs = (*direct, *others)
+        return tuple(module.forward_graph(*(inputs[index] for index in module.carried.forward_inputs)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
+        module, others, *direct = inputs
+        carried: Carried = module.carried
+        given = (*direct, *others)
+        saved = [(output[index] if own else given[index]) for own, index, _ in carried.saved]
+        tensors = [isinstance(value, torch.Tensor) for value in saved]
+        ctx.save_for_backward(*(value for value, is_tensor in zip(saved, tensors, strict=True) if is_tensor))
+        ctx.kept = [None if is_tensor else value for value, is_tensor in zip(saved, tensors, strict=True)]
+        ctx.set_materialize_grads(carried.materialize)
+        ctx.module = module
+        apart = [output[index] for index in carried.non_differentiable] + list(output[carried.outputs :])
+        ctx.mark_non_differentiable(*(value for value in apart if isinstance(value, torch.Tensor)))
 
 
 class _CarrierOnce(_Carrier):
@@ -211,11 +253,13 @@ class AutogradFunctions:
 
     def _apply(self, kind: type[torch.autograd.Function], args: tuple[object, ...]) -> object:
         within = self._backwards == 1  # its derivative is the second one, which the program may ask for
+        transformed = self.recorder.regions.transforms > 0  # by which, no tensor tells
         needs = tuple(
-            isinstance(a, torch.Tensor) and (a.requires_grad or (within and a.is_floating_point())) for a in args
+            isinstance(a, torch.Tensor) and (a.requires_grad or ((within or transformed) and a.is_floating_point()))
+            for a in args
         )
         context = FunctionContext(needs)
-        if not any(needs) or not (torch.is_grad_enabled() or within):
+        if not transformed and not (any(needs) and (torch.is_grad_enabled() or within)):
             return self._without_gradient(kind, context, args)
         mark = self.recorder.regions.mark()
         with grad_mode(False), self.recorder.conditions.refused(), self.recorder.regions.body():
@@ -311,14 +355,15 @@ class _Capture:
         made = set(forward_nodes)
         forward = regions.outline(forward_nodes, [*direct, *(n for n in backward.inputs if n not in made)])
         inputs = [*direct, *(node for node in forward.inputs if node not in direct)]
-        call = regions.call(forward, inputs, self.kind.__name__, self._maker(forward, backward, inputs, saved, outputs))
+        kept = [node for node in backward.inputs if node in made and node not in results]
+        make = self._maker(forward, backward, inputs, saved, outputs, [*results, *kept])
+        call = regions.call(forward, inputs, self.kind.__name__, make)
         self.recorder.annotate(call, ())
         given = self._with_history(outputs, backward)
         for node, fake in zip(results, given, strict=True):
             self.recorder.remember(fake, forward.item(forward.copies[node], fake))
-        for node in backward.inputs:
-            if node in made:
-                forward.keep(forward.copies[node])
+        for node in kept:
+            forward.keep(forward.copies[node])
         rest = iter(given)
         replaced = tuple(next(rest) if isinstance(item, torch.Tensor) else item for item in items)
         return replaced if type(value) is tuple else replaced[0]
@@ -392,7 +437,8 @@ class _Capture:
     def _with_history(self, outputs: Sequence[torch.Tensor], backward: Region) -> tuple[torch.Tensor, ...]:
         """The results as they are behind the call: with `requires_grad` and a `grad_fn` where eager's have them."""
         apart = tuple(t for t in self.context.non_differentiable if isinstance(t, torch.Tensor))
-        with torch._C.DisableTorchFunction(), torch.enable_grad():
+        recorded = torch.is_grad_enabled() or not self.recorder.regions.transforms
+        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(recorded):
             given = _Result.apply(tuple(outputs), apart, backward, self._is_once(), *self.direct)  # type: ignore[no-untyped-call]
         return tuple(given)
 
@@ -403,12 +449,13 @@ class _Capture:
         inputs: Sequence[fx.Node],
         saved: set[fx.Node],
         outputs: Sequence[torch.Tensor],
+        results: Sequence[fx.Node],
     ) -> Callable[[fx.GraphModule, Region], nn.Module]:
         regions = self.recorder.regions
         places = {node: index for index, node in reversed(list(enumerate(inputs)))}
-        results = iter(range(len(outputs), len(outputs) + len(backward.inputs)))
+        of_forward = {node: index for index, node in reversed(list(enumerate(results)))}
         rows = tuple(
-            (False, places[node], node in saved) if node in places else (True, next(results), node in saved)
+            (False, places[node], node in saved) if node in places else (True, of_forward[node], node in saved)
             for node in backward.inputs
         )
         apart = {id(t) for t in self.context.non_differentiable}
@@ -418,10 +465,12 @@ class _Capture:
             forward_inputs=tuple(places[node] for node in forward.inputs),
             outputs=len(outputs),
             saved=rows,
-            escaping=len(outputs) + sum(own for own, _, _ in rows),
+            escaping=len(results),
             non_differentiable=tuple(index for index, output in enumerate(outputs) if id(output) in apart),
             materialize=self.context.materialize_grads,
             once=self._is_once(),
+            transformable=self.kind.setup_context is not _NO_SETUP,
+            batched=bool(self.kind.generate_vmap_rule),
         )
 
         def make(graph: fx.GraphModule, region: Region) -> nn.Module:

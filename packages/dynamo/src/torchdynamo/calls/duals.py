@@ -57,6 +57,7 @@ class Duals:
         if recorder.cut_at is not None and recorder.calls >= recorder.cut_at:
             raise _refusal("a level of dual numbers that the graph cannot hold whole")
         self.entered, self._before = recorder.calls, recorder.regions.mark()
+        recorder.regions.transforms += 1
         return 0
 
     def exit(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
@@ -64,6 +65,7 @@ class Duals:
         if self.entered is None or args or kwargs.get("level") not in (None, 0):
             raise _refusal("the end of a level of dual numbers that began before the graph, or out of turn")
         self.entered = None
+        self.recorder.regions.transforms -= 1
         self._tangents.clear()
         self._primals.clear()
 

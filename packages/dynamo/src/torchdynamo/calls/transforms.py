@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -16,10 +17,13 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from primtorch.dispatch_mode import DispatchMode
+from primtorch.fake import wants_sizes
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_functions import grad_mode
+from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, World
 from torchdynamo.outside.outside import Outside
@@ -49,13 +53,18 @@ class Transform:
 
 
 class TransformedGraph(nn.Module):
-    """Runs a transform of `body`, whose first `closed_over` inputs are read by it and no arguments of the function."""
+    """Runs a transform of `body`, whose first `closed_over` inputs are read by it and no arguments of the function.
+
+    Attributes:
+        own_derivatives: whether the body calls autograd functions, which derive otherwise than their operators do.
+    """
 
     def __init__(self, body: fx.GraphModule, transform: Transform, closed_over: int) -> None:
         super().__init__()
         self.body = body
         self.transform = transform
         self.closed_over = closed_over
+        self.own_derivatives = any(isinstance(module, CapturedFunction) for module in body.modules())
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """The transform's results: values, then what the function gives beside them."""
@@ -182,7 +191,7 @@ class Transforms:
         kept = iter(mapped)
         body = self._record(asked.func, given, kwargs, inner=lambda tensor: tensor.select(next(kept), 0))
         results = pytree._broadcast_to_and_flatten(asked.out_dims, body.of_values)
-        if results is None or any(type(dim) is not int for dim in (*results, *mapped)):
+        if results is None or any(type(dim) is not int for dim in (*results, *mapped) if dim is not None):
             raise _refusal(f"out_dims={asked.out_dims!r}")
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
@@ -324,13 +333,17 @@ class Transforms:
         regions, written = self.recorder.regions, len(self.recorder.written)
         mark = regions.mark()
         stand_ins = [self._stand_in(tensor, inner, derives) for tensor in given.tensors]
+        regions.transforms += 1
         try:
             with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused(), regions.body():
                 result: Any = self.world.call(func, given.with_tensors(stand_ins), kwargs)
         except BreakGraph as error:
-            wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")
+            reason = error.reason if error.reason == "symbolic_size" else "function_transform"
+            wrapped = BreakGraph(reason, f"in the transformed function, {error.reason}: {error.detail}")
             wrapped.positions = error.positions
             raise wrapped from error
+        finally:
+            regions.transforms -= 1
         if has_aux and not (type(result) is tuple and len(result) == 2):
             raise _refusal("has_aux=True, and the function does not return a pair")
         values, of_values = pytree.tree_flatten(result[0] if has_aux else result)
@@ -371,16 +384,25 @@ class Transforms:
         return _Call(module, inputs, values, self.finish(node, module, values))
 
     def finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[object]) -> list[torch.Tensor]:
-        """What a transformed call gives for fakes. They are results of the node."""
+        """What a transformed call gives for fakes. They are results of the node, but for those that it was given."""
         recorder = self.recorder
         try:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), _Loops() as loops:
                 found = list(module(*values))
         except Exception as error:  # eager's, or of what transforms cannot do with sizes that are symbols
+            if wants_sizes(error):
+                detail = f"{module.transform.name}() of tensors with a size that varies"
+                raise BreakGraph("symbolic_size", detail) from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
+        for name in loops.looped():
+            recorder.looped.setdefault(name, recorder.user_frames())
+        if module.own_derivatives and not recorder.regions.transforms and any(fake.requires_grad for fake in found):
+            raise _refusal("autograd functions under a transform, of what has a history: nobody knows theirs behind it")
         recorder.annotate(node, tuple(found))
         for place, fake in enumerate(found):
+            if recorder.node_of(fake) is not None:  # an argument, which transforms give back as the object that it is
+                continue
             item = recorder.graph.call_function(operator.getitem, (node, place))
             recorder.annotate(item, fake)
             recorder.remember(fake, item)
@@ -388,6 +410,29 @@ class Transforms:
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
         return self.recorder.known_node(tensor, "function_transform")
+
+
+class _Loops(DispatchMode):
+    """Counts operators that `vmap` has no rule for: it calls them for each element of a batch."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[OpOverload] = Counter()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[object, ...] = (), kwargs: Kwargs | None = None
+    ) -> object:
+        if not _has_batching_rule(func) and any(isinstance(arg, torch.Tensor) for arg in args):
+            self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
+
+    def looped(self) -> list[str]:
+        """The names of those that were called more than once."""
+        return [str(func) for func, count in self.counts.items() if count > 1]
+
+
+@functools.cache
+def _has_batching_rule(func: OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")  # type: ignore[no-any-return]
 
 
 class _Given:

@@ -25,7 +25,7 @@ from primtorch.symbolic.relation import Truth
 from primtorch.symbolic.sym_node import SymNode
 from primtorch.wrappers import wrappers_in
 from torchdynamo.graph.special_tensors import leaves, refusal
-from torchdynamo.interpreter.protocol import Escape
+from torchdynamo.interpreter.protocol import MISSING, Escape
 from torchdynamo.reasons import BreakGraph
 
 if TYPE_CHECKING:
@@ -348,6 +348,8 @@ class Jagged:
         if (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs:
             raise BreakGraph("special_tensor", f"{name}() writes to a nested tensor")
         args, kwargs = self.recorder.adopt_all(args), self.recorder.adopt_all(kwargs)
+        if name == "unbind":
+            return self._unbind(*args, **kwargs)
         if name in _MAKERS:
             self._know_rows(_MAKERS[name], args, kwargs)
         below, count = _Below(self.recorder, name), jagged._tensor_id_counter
@@ -366,6 +368,23 @@ class Jagged:
                 self._alive.append(leaf)
                 self.recorder.wrappers.memories.append(leaf._values.memory)  # type: ignore[attr-defined]
         return result
+
+    def _unbind(self, nested: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
+        """The rows, as views of the values: their lengths are numbers that the graph reads."""
+        if dim != 0:
+            raise BreakGraph("special_tensor", f"unbind() of a nested tensor along dimension {dim}")
+        recorder, along = self.recorder, nested._ragged_idx - 1
+        offsets, lengths = nested._offsets, nested._lengths
+        values: Any = self.run("values", KIND.values, (nested,), {})
+        with recorder.recording():
+            int(offsets.shape[0])  # a graph has one number of rows
+            sizes = recorder.taken.take("tolist", offsets.diff() if lengths is None else lengths)
+            starts: Any = [] if lengths is None else recorder.taken.take("tolist", offsets)
+            if sizes is MISSING or starts is MISSING:
+                raise BreakGraph("special_tensor", "unbind() of a nested tensor: lengths that the graph cannot read")
+            if lengths is None:
+                return tuple(values.split(sizes, along))
+            return tuple(values.narrow(along, first, size) for first, size in zip(starts, sizes, strict=False))
 
     def _know_rows(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         lengths = args[place] if 0 <= place < len(args) else kwargs.get("lengths")

@@ -149,6 +149,7 @@ class Recorder:
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.jagged = Jagged(self)
+        self.looped: dict[str, tuple[UserFrame, ...]] = {}  # operators that `vmap` loops over, and where
         self.quantised = Quantised(self)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last
@@ -324,11 +325,28 @@ class Recorder:
 
     def take_number(self, name: str, tensor: object) -> Any:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
-        torch._C._push_on_torch_function_stack(self)  # what it comes down to is recorded as well
-        try:
+        with self.recording():
             return self.taken.take(name, self.adopt_all(tensor))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """A block within a call whose own calls are recorded, too."""
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            yield
         finally:
             torch._C._pop_torch_function_stack()
+
+    def _assumed(self) -> int:
+        """How many facts operators have assumed of numbers that only the data tells."""
+        return len(self.mode.shape_env.assumptions) if self.mode.shape_env is not None else 0
+
+    def _hold(self, first: int) -> None:
+        """Has the graph assert the facts from `first` on."""
+        assert self.mode.shape_env is not None
+        facts = self.mode.shape_env.assumptions[first:]
+        with self.recording():
+            self.taken.hold(facts)
 
     def _ask_mode(self, func: object, types: Sequence[type], args: tuple[object, ...], kwargs: object) -> object:
         """What the innermost function mode of the program makes of a call, with that mode put aside as torch does."""
@@ -376,7 +394,7 @@ class Recorder:
         if name in RESTRIDES:
             self._keep_metadata(operands[0][0])
         outs = [(t, t.spec) for t in tensors_in(kwargs.get("out")) if isinstance(t, FakeTensor)]
-        refusable = self.mode.refusable
+        refusable, assumed = self.mode.refusable, self._assumed()
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
@@ -394,6 +412,8 @@ class Recorder:
                 raise BreakGraph("symbolic_size", f"{name}() of a tensor with a size that varies") from error
             raise
         self._refuse_resized(outs)
+        if self.taken.made and self._assumed() > assumed:
+            self._hold(assumed)
         if begins:
             self.leaves.append(result)
         constants.fold(name, func, args, kwargs, result)

@@ -82,6 +82,7 @@ class Regions:
         self._named: dict[str, Region] = {}
         self._moved: dict[fx.Node, fx.Node] = {}
         self.open = 0  # bodies that are being recorded, one within the other
+        self.transforms = 0  # transforms and levels of dual numbers that are open: they derive more than autograd does
 
     # -- recording --------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ granted that it is not negative (`conditions.py`), and the graph tells those who
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,10 @@ import torch
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
-from primtorch.symbolic.relation import FloatRelation, Relation
+from primtorch.symbolic import settled
+from primtorch.symbolic.expr import symbol as symbol_of
+from primtorch.symbolic.relation import BoolExpr, FloatRelation, Relation
+from primtorch.symbolic.shape_env import ShapeGuard
 from primtorch.symbolic.sym_node import SymNode, node_of
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import MISSING, Escape
@@ -38,6 +42,23 @@ _MOST = 64  # numbers of one list
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+# The operations of a fact's postfix program, on tensors of one element.
+_OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in _COMPARISONS},
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+}
+
+
+def _full(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((), number, dtype=dtype)
 
 
 def _fake(tensor: torch.Tensor) -> FakeTensor:
@@ -73,6 +94,7 @@ class TakenNumbers:
         self.refused: Collection[Place] = ()
         self.sizes: Collection[Place] = ()
         self.made: dict[str, Place] = {}
+        self._tensors: dict[str, torch.Tensor] = {}  # whole numbers, as what the graph makes of them
 
     def take(self, name: str, tensor: object) -> Any:
         """The number, or a list of them; MISSING where the graph has to end before it is taken."""
@@ -80,14 +102,14 @@ class TakenNumbers:
             return MISSING
         if self.recorder.modes:  # which would see what it comes down to
             return MISSING
-        shape = tensor.spec.shape
+        shape = tuple(map(settled, tensor.spec.shape))
         if not all(type(size) is int for size in shape) or self.recorder.user_frames() in self.refused:
             return MISSING
         if tensor.dtype is torch.bool or tensor.is_complex() or tensor.device.type == "meta":
             return MISSING  # the way into a branch; a number that graphs do not know
         if name != "tolist":
-            return self._number(tensor, TAKING[name]) if tensor.numel() == 1 else MISSING
-        return self._list(tensor) if 0 < tensor.numel() <= _MOST else MISSING
+            return self._number(tensor, TAKING[name]) if math.prod(shape) == 1 else MISSING
+        return self._list(tensor) if 0 < math.prod(shape) <= _MOST else MISSING
 
     def _list(self, tensor: torch.Tensor) -> Any:
         return self._number(tensor, None) if tensor.dim() == 0 else [self._list(row) for row in tensor.unbind(0)]
@@ -113,6 +135,8 @@ class TakenNumbers:
         self.recorder.calls += 1
         self.recorder.symbol_nodes[symbol] = node
         self.made[symbol] = place
+        if whole:
+            self._tensors[symbol] = _full(number, torch.int64)
         if is_size:
             self._learn(number.node.ge(number.node.wrap_int(0)))
         return number
@@ -128,19 +152,60 @@ class TakenNumbers:
             or node.hint is not None
             or not isinstance(expr, (Relation, FloatRelation))
             or not self._of(expr.symbols())
+            or not self._grant(expr)
         ):
-            return False
-        env, whole = node.env, isinstance(expr, Relation)
-        dtype = torch.int64 if whole else torch.float64
-        sides: Any = (env.number(expr.left), env.number(expr.right))
-        left, right = (torch.full((), side, dtype=dtype) for side in sides)
-        if expr.op not in _COMPARISONS or (isinstance(expr, FloatRelation) and not expr.holds):
-            return False
-        met = getattr(torch, expr.op)(left, right)
-        if not self.recorder.conditions.take_for_granted(met, True):
             return False
         self._learn(node)
         return True
+
+    def hold(self, facts: Sequence[ShapeGuard]) -> None:
+        """Has the graph assert what an operator's own code in C++ has assumed of such numbers.
+
+        Raises:
+            NumberAsked: it cannot.
+        """
+        for fact in facts:
+            places = self._of(fact.expr.symbols())
+            if places and not self._grant(fact.expr):
+                raise NumberAsked(places, as_size=False)
+
+    def _grant(self, expr: BoolExpr) -> bool:
+        """Takes a fact for granted, which the graph asserts."""
+        met = self._in_floats(expr) if isinstance(expr, FloatRelation) else self._computed(expr)
+        return met is not None and self.recorder.conditions.take_for_granted(_fake(met), True)
+
+    def _computed(self, expr: BoolExpr) -> torch.Tensor | None:
+        """Whether a fact about whole numbers holds, as a tensor. It is computed of what the numbers were read from, for
+        of two that are equal by now the environment keeps one."""
+        stack: list[torch.Tensor] = []
+        for op, operand in expr.program():
+            if op == "sym":
+                stack.append(self._value(str(operand)))
+            elif op == "const":
+                stack.append(_full(operand, torch.int64))
+            elif op == "neg":
+                stack.append(torch.neg(stack.pop()))
+            elif op in _OPERATIONS:
+                right, left = stack.pop(), stack.pop()
+                stack.append(_OPERATIONS[op](left, right))
+            else:
+                return None
+        return stack[0]
+
+    def _value(self, symbol: str) -> torch.Tensor:
+        env = self.recorder.mode.shape_env
+        assert env is not None
+        known = self._tensors.get(symbol)
+        return _full(env.number(symbol_of(symbol)), torch.int64) if known is None else known
+
+    def _in_floats(self, expr: FloatRelation) -> torch.Tensor | None:
+        if expr.op not in _COMPARISONS or not expr.holds:
+            return None
+        env = self.recorder.mode.shape_env
+        assert env is not None
+        sides = (env.number(expr.left), env.number(expr.right))
+        left, right = (_full(side, torch.float64) for side in sides)
+        return getattr(torch, expr.op)(left, right)  # type: ignore[no-any-return]
 
     def _learn(self, node: SymNode) -> None:
         """Tells the relation to the environment, and to that of whoever traces the graph."""

@@ -580,9 +580,7 @@ def _whole(size: Size) -> int:
 
 
 _aten = torch.ops.aten
-_SPECIAL: dict[OpOverload, Callable[..., object]] = {
-    _aten._local_scalar_dense.default: _item,
-    _aten.lift_fresh.default: _lift_fresh,
+METADATA: dict[OpOverload, Callable[..., object]] = {
     # Kernels that know no symbolic sizes ask for the numbers. They ask the tensor, which asks the dispatcher.
     _aten.size.default: lambda mode, x: [_whole(s) for s in x.shape],
     _aten.size.int: lambda mode, x, dim: _whole(x.shape[dim]),
@@ -597,6 +595,12 @@ _SPECIAL: dict[OpOverload, Callable[..., object]] = {
     _aten.sym_numel.default: lambda mode, x: x.numel(),
     _aten.sym_storage_offset.default: lambda mode, x: x.storage_offset(),
     _aten.dim.default: lambda mode, x: x.dim(),
+}
+"""Questions about a tensor, which may be one of functorch's that stands for a fake."""
+_SPECIAL: dict[OpOverload, Callable[..., object]] = {
+    _aten._local_scalar_dense.default: _item,
+    _aten.lift_fresh.default: _lift_fresh,
+    **METADATA,
 }
 _SPECIAL_BY_IDENTITY = {id(op): special for op, special in _SPECIAL.items()}
 

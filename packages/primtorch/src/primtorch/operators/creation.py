@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
+from primtorch.arguments import NUMBERS, TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Rule, Trait
 from primtorch.layout import channels_last_strides, contiguous_strides, dense_like, format_strides, strides_in_order
@@ -100,12 +100,18 @@ def like(
 
 
 @OP.formula("_to_copy")
-def _to_copy(x: TensorLike, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
+def _to_copy(x: TensorLike | Number, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
+    if isinstance(x, NUMBERS):  # `vmap` converts an operand that is a number, as the 0-d tensor that torch makes of it
+        x = TensorSpec((), (), number_dtype(x), torch.device("cpu"))
     return like(x, **options)
 
 
 @OP.rule("_to_copy")
-def _lower_to_copy(b: Builder, x: Value, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> Value:
+def _lower_to_copy(
+    b: Builder, x: Value | Number, *, non_blocking: bool = False, **options: Unpack[LikeOptions]
+) -> Value:
+    if isinstance(x, NUMBERS):
+        return b.full((), x, options.get("dtype") or number_dtype(x), resolved_device(options.get("device")))
     dtype, device = made_like(x, options)
     if device != x.device:
         x = b.emit(prims.device_put, x, device)
@@ -288,6 +294,22 @@ def _new(x: TensorLike, size: Sequence[Size], **options: Unpack[TensorOptions]) 
 OP.rule("new_zeros")(_filled_new(0))
 OP.rule("new_ones")(_filled_new(1))
 OP.rule("new_empty")(_filled_new(0))
+
+
+@OP.formula("_new_zeros_with_same_feature_meta")
+def _new_tangent(x: TensorLike, other: TensorLike, *, self_num_batch_dims: int = 0) -> TensorSpec:
+    """Laid out like `other`, behind x's first dimensions."""
+    reach: Size = 1
+    for size, stride in zip(other.shape, other.stride(), strict=True):
+        reach = reach + (size - 1) * stride
+    batch = tuple(x.shape[:self_num_batch_dims])
+    strides = (*(step * reach for step in contiguous_strides(batch)), *other.stride())
+    return TensorSpec((*batch, *other.shape), strides, other.dtype, torch.device(other.device))
+
+
+@OP.rule("_new_zeros_with_same_feature_meta")
+def _lower_new_tangent(b: Builder, x: Value, other: Value, *, self_num_batch_dims: int = 0) -> Value:
+    return b.full((*x.shape[:self_num_batch_dims], *other.shape), 0, other.dtype, other.device)
 
 
 @OP.formula("new_full")
@@ -659,6 +681,7 @@ def _set_storage(
 OP.samples("zeros ones empty.memory_format _efficientzerotensor", call([2, 3]), call([2, 0], dtype=torch.int64))
 OP.samples("full", call([2, 3], 1.5), call([], True))
 OP.samples("new_zeros new_ones new_empty", call(reals(4), [2, 3]))
+OP.samples("_new_zeros_with_same_feature_meta", call(reals(4), reals(2, 3), self_num_batch_dims=1))
 OP.samples("new_full", call(reals(4), [2, 3], 2))
 OP.samples("empty_permuted", call([2, 3, 4], [2, 0, 1]))
 OP.samples("empty_strided", call([2, 3], [1, 2]))

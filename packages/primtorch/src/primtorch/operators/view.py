@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from primtorch.operators.build import contiguous, view
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import settled
+from primtorch.symbolic import expected, settled
 
 aten = torch.ops.aten
 OP = Family("view")
@@ -415,18 +416,25 @@ def _lower_select(b: Builder, x: Value, dim: int, index: Size) -> Value:
 @OP.formula("split_with_sizes", "split.sizes")
 def _split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())
-    total: Size = 0
-    out = []
-    for size in sizes:
-        out.append(_slice(x, at, total, total + size))
-        total = total + size
-    if total != x.shape[at]:
+    if not all(expected(size >= 0) for size in sizes):
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(sizes)}"
+        )
+    if not expected(sum(sizes) == x.shape[at]):
         raise RuntimeError(
             f"split_with_sizes expects split_sizes to sum exactly to {x.shape[at]} (input tensor's size at "
             f"dimension {at}), "
             f"but got split_sizes={list(sizes)}"
         )
-    return out
+    starts = accumulate(sizes, initial=0)
+    return [_narrowed(x, at, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _narrowed(x: TensorLike, dim: int, start: Size, length: Size) -> TensorSpec:
+    """Elements along a dim that are known to be there."""
+    shape = list(x.shape)
+    shape[dim] = length
+    return view(x, shape, x.stride(), x.storage_offset() + start * x.stride()[dim])
 
 
 @OP.rule("split_with_sizes", "unsafe_split_with_sizes", "split_with_sizes_copy?")

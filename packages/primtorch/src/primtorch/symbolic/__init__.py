@@ -35,6 +35,7 @@ __all__ = [
     "Truth",
     "constant",
     "depends_on_data",
+    "expected",
     "expr_of",
     "float_expr_of",
     "hint_of",
@@ -64,6 +65,11 @@ def settled(size: int | torch.SymInt) -> int | torch.SymInt:
         return size
     number = expr_of(size).as_int()
     return size if number is None else number
+
+
+def expected(relation: bool | torch.SymBool) -> bool:
+    """Whether a relation of sizes holds: guarded, or of data's numbers a fact to check at run time."""
+    return relation if isinstance(relation, bool) else node_of(relation).expect_true("", 0)
 
 
 def size_of_data(env: ShapeEnv, least: int | torch.SymInt, most: int | torch.SymInt | None) -> torch.SymInt:

@@ -28,6 +28,7 @@ STORAGE: Mapping[torch.dtype, str] = {
     torch.uint32: "u32",
     torch.uint64: "u64",
 }
+_TYPES = frozenset(name for name in STORAGE.values() if name.startswith("u"))
 
 
 def value_type(dtype: torch.dtype) -> str:
@@ -51,6 +52,11 @@ def constant_text(value: bool | int | float, dtype: torch.dtype) -> str:
     return f"({number!r}{suffix})" if math.copysign(1.0, number) < 0 else f"{number!r}{suffix}"
 
 
+def symbol_text(name: str) -> str:
+    """A symbol as a variable: u8, the ninth number that a program takes out of its tensors, is a type here."""
+    return f"{name}_" if name in _TYPES else name
+
+
 def index_text(expr: IntExpr, ranges: Ranges) -> str:
     """An index as an i64 expression. Divisions of what is surely not negative are C++'s own."""
     parts: list[str] = []
@@ -64,7 +70,7 @@ def index_text(expr: IntExpr, ranges: Ranges) -> str:
 
 def _atom_text(atom: Atom, ranges: Ranges) -> str:
     if isinstance(atom, Symbol):
-        return atom.key
+        return symbol_text(atom.key)
     left, right = index_text(atom.left, ranges), index_text(atom.right, ranges)
     if atom.op in ("min", "max"):
         return f"i{atom.op}<i64>({left}, {right})"

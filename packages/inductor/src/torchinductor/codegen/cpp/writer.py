@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchinductor.codegen.cpp.expressions import STORAGE, index_text
+from torchinductor.codegen.cpp.expressions import STORAGE, index_text, symbol_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_elements
@@ -61,7 +61,7 @@ def arguments(kernel: Kernel) -> list[str]:
         alone = "" if name in shared else " __restrict"
         lines.append(f"{const}{kind}*{alone} p{position} = ({const}{kind}*)buffers[{position}];")
     for position, symbol in enumerate(kernel.symbols):
-        lines.append(f"const i64 {symbol} = symbols[{position}];")
+        lines.append(f"const i64 {symbol_text(symbol)} = symbols[{position}];")
     return lines
 
 

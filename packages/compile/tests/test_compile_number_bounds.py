@@ -1,0 +1,108 @@
+"""Numbers taken out of tensors, as places and sizes within others: what eager refuses is refused, nothing is clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import torchcompile
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of a tensor of four rows, numbers that eager takes, and numbers that it does not."""
+
+    program: Callable[[torch.Tensor, torch.Tensor], Any]
+    taken: tuple[tuple[int, ...], ...]
+    refused: tuple[tuple[int, ...], ...]
+    one_graph: bool = True
+
+
+def written_at(x: torch.Tensor, n: torch.Tensor) -> Any:
+    made = x.clone()
+    made[n.item()] = 5.0
+    return made
+
+
+def written_in_part(x: torch.Tensor, n: torch.Tensor) -> Any:
+    made = x.clone()
+    made.narrow(0, n.item(), 1).fill_(2.0)
+    return made
+
+
+CASES: dict[str, Case] = {
+    "narrow": Case(
+        lambda x, n: x.narrow(0, *n.tolist()) * 2,
+        ((1, 2), (2, 2), (4, 0), (0, 4), (3, 1)),
+        ((3, 4), (5, 1), (1, -1), (-9, 1), (2, 3)),
+    ),
+    "narrow by its length": Case(
+        lambda x, n: x.narrow(0, 1, n.item()).sum(0), ((1,), (3,), (0,)), ((4,), (-1,), (99,))
+    ),
+    "split": Case(
+        lambda x, n: [part * 2 for part in x.split(n.tolist())],
+        ((1, 3), (2, 2), (4, 0), (0, 4)),
+        ((3, 4), (5, -1), (1, 1)),
+    ),
+    "split of columns": Case(
+        lambda x, n: [part.sum(1) for part in torch.split(x, n.tolist(), dim=1)],
+        ((1, 0, 2), (3, 0, 0), (1, 1, 1)),
+        ((1, 1, 2), (4, 0, -1)),
+    ),
+    "split, computed with": Case(
+        lambda x, n: [part.softmax(0) for part in x.split([n[0].item(), x.shape[0] - n[0].item()])],
+        ((1,), (3,), (4,)),
+        ((5,), (-1,)),
+    ),
+    "a row that is written": Case(written_at, ((1,), (3,), (0,), (-1,)), ((4,), (-7,)), one_graph=False),
+    "a part that is written": Case(written_in_part, ((1,), (3,), (0,)), ((4,), (9,))),
+    "a slice": Case(lambda x, n: x[n[0].item() : n[1].item()] * 2, ((0, 2), (3, 9), (2, 1), (-1, 4)), ()),
+    "expand": Case(lambda x, n: x[:1].expand(n.item(), 3) * 2, ((1,), (5,), (0,), (-1,)), ((-2,),)),
+}
+
+
+def outcome(program: Callable[..., Any], numbers: tuple[int, ...]) -> list[Any]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    leaves = pytree.tree_leaves(program(x, torch.tensor(numbers)))
+    total: Any = sum((leaf.sin() * leaf).sum() for leaf in leaves)
+    return [*leaves, torch.autograd.grad(total, x)[0]]
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_within_bounds_and_beyond(name: str, backend: str) -> None:
+    case = CASES[name]
+    compiled = torchcompile.compile(case.program, backend=backend)
+    for numbers in (*case.taken, *case.refused, *case.taken):
+        try:
+            wanted = outcome(case.program, numbers)
+        except Exception as error:
+            assert numbers in case.refused
+            with pytest.raises(type(error)) as told:
+                outcome(compiled, numbers)
+            assert str(told.value).partition("\n")[0] == str(error).partition("\n")[0]
+            continue
+        assert numbers in case.taken
+        torch.testing.assert_close(outcome(compiled, numbers), wanted, rtol=1e-9, atol=1e-12)
+    assert not torchcompile.report().breaks or not case.one_graph
+
+
+def test_as_many_numbers_as_generated_code_has_names_for_types() -> None:
+    """Numbers are u0, u1, ...; in C++ u8, u16 and u32 are types."""
+
+    def program(x: torch.Tensor, n: torch.Tensor) -> Any:
+        numbers = n.tolist()
+        return [torch.full((4,), number) > torch.arange(4) * number for number in numbers], x * sum(numbers)
+
+    compiled = torchcompile.compile(program)
+    torch.manual_seed(0)
+    x, n = torch.randn(4, 3, dtype=torch.float64), torch.arange(1, 35)
+    torch.testing.assert_close(compiled(x, n), program(x, n), rtol=1e-12, atol=0)
+    assert torchcompile.report().clean
