@@ -1,4 +1,4 @@
-"""One language model under one way of decoding: what compiling it does to `generate`, over calls of changing lengths."""
+"""One language model under one way of decoding: what compiling it does to `generate`, in calls of other lengths."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class Ours:
             "graphs": report.captured,
             **{name: sum(event.count for event in found) for name, found in events.items()},
             "limits": limits,
-            "events": [str(event)[:400] for found in events.values() for event in found],
+            "events": [str(event)[:1500] for found in events.values() for event in found],
         }
 
 
