@@ -41,6 +41,12 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
     return found
 
 
+def is_symbolic(source: Source, scope: Scope) -> bool:
+    """Whether a number that has differed becomes a symbol in a version for a call: a size of 0 or 1 is none."""
+    value = resolve(source, scope)
+    return type(value) is float or (type(value) is int and (value >= 2 or type(source) is not TensorSize))
+
+
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
     """Of a constant that is another one: itself, and the numbers in a tuple or size that are others."""
     numbers = type(value) in (int, float) and type(expected) in (int, float)
