@@ -8,17 +8,19 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torchdynamo.graph.run_time_texts import HANDED_ON
-from torchdynamo.guards.shape_program import same_constant
-from torchdynamo.schemas import Guard, GuardKind
-from torchdynamo.sources import Item, Scope, Source, TensorSize, resolve
+from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
+from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, resolve
 
 _KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
+    """Sizes, strides, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
     found: set[Source] = set()
     for guard in guards:
+        if guard.kind is GuardKind.SHAPE:
+            found.update(_changed_stride(guard.payload, scope))
         if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
             continue
         try:
@@ -35,16 +37,38 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
-            for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):
-                if expected is not None and size != expected:
-                    found.add(TensorSize(guard.source, dim))
+            found.update(_changed_metadata(value, guard.payload, guard.source))
     return found
 
 
+def _changed_metadata(value: torch.Tensor, expected: TensorGuard, source: Source) -> Iterator[Source]:
+    """Sizes that are others, or else strides, which have reasons of their own where the sizes are the same."""
+    sizes = [dim for dim, size in enumerate(expected.sizes) if size not in (None, value.shape[dim])]
+    yield from (TensorSize(source, dim) for dim in sizes)
+    if not sizes and value.layout is torch.strided:
+        strides = enumerate(zip(value.stride(), expected.strides, strict=True))
+        yield from (TensorStride(source, dim) for dim, (one, other) in strides if other not in (None, one))
+
+
+def _changed_stride(relation: ShapeProgram, scope: Scope) -> Iterator[Source]:
+    """The stride that a relation speaks of, where it does not hold: it does not follow from the sizes."""
+    stride = relation.symbols.get(STRIDE)
+    if stride is None:
+        return
+    try:
+        values = {name: resolve(source, scope) for name, source in relation.symbols.items()}
+        if not run_program(relation.program, values):
+            yield stride
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
+        return
+
+
 def is_symbolic(source: Source, scope: Scope) -> bool:
-    """Whether a number that has differed becomes a symbol in a version for a call: a size of 0 or 1 is none."""
+    """Whether a number that has differed becomes a symbol in a version for a call: no size or stride of 0 or 1 does."""
     value = resolve(source, scope)
-    return type(value) is float or (type(value) is int and (value >= 2 or type(source) is not TensorSize))
+    return type(value) is float or (
+        type(value) is int and (value >= 2 or type(source) not in (TensorSize, TensorStride))
+    )
 
 
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
