@@ -138,15 +138,12 @@ def _criteria(model: Any, ids: Any) -> Mapping[str, Any]:
 
 
 def _assistant(model: Any, ids: Any) -> Mapping[str, Any]:
-    if not hasattr(model, "_drafting"):
-        import torch
-        import transformers
-
-        torch.manual_seed(2)
-        draft = type(model.config)(**{**model.config.to_dict(), "num_hidden_layers": 1, "n_layer": 1})
-        cls = getattr(transformers, type(model).__name__)
-        model.__dict__["_drafting"] = cls(draft).eval().to(model.dtype)
-        model._drafting.generation_config.eos_token_id = None
+    """A model of the same class with one layer drafts tokens."""
+    if "_drafting" not in vars(model):
+        spec = next(spec for spec in MODELS.values() if spec.class_name == type(model).__name__)
+        layers = "n_layer" if "n_layer" in spec.config else "num_hidden_layers"
+        draft = Model(spec.class_name, {**spec.config, layers: 1}).build(model.dtype)
+        vars(model)["_drafting"] = draft  # no module of the model's
     return {"assistant_model": model._drafting}
 
 
