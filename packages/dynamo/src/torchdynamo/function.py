@@ -44,7 +44,7 @@ from torchdynamo.events import (
     of_function,
 )
 from torchdynamo.graph import numpy_values
-from torchdynamo.guards.changes import changed_sources, is_symbolic
+from torchdynamo.guards.changes import changed_sources, outgrown
 from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.protocol import Position
@@ -296,11 +296,10 @@ class Function:
         has symbols for them, and takes their calls. Not without end: a program may have a new number at each call."""
         for entry in list(compiled.entries):
             info: Compiled = entry.info
-            new = self.changed - self.fixed - info.known
             scope = Scope.of(self.function, flat, info.pinned)
             with torch._C.DisableTorchFunctionSubclass():
-                outgrown = any(is_symbolic(source, scope) for source in new & changed_sources(info.guards, scope))
-            if outgrown and self.outgrown < _MOST_OUTGROWN * self.options.recompile_limit:
+                old = outgrown(info.guards, scope, self.changed - self.fixed - info.known)
+            if old and self.outgrown < _MOST_OUTGROWN * self.options.recompile_limit:
                 self.outgrown += 1
                 compiled.entries[:] = [other for other in compiled.entries if other is not entry]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 
@@ -63,12 +63,25 @@ def _changed_stride(relation: ShapeProgram, scope: Scope) -> Iterator[Source]:
         return
 
 
-def is_symbolic(source: Source, scope: Scope) -> bool:
-    """Whether a number that has differed becomes a symbol in a version for a call: no size or stride of 0 or 1 does."""
+def outgrown(guards: Sequence[Guard], scope: Scope, symbols: Set[Source]) -> bool:
+    """Whether a version does not fit a call for a number that is one of `symbols` from now on, so that what is made for
+    the call takes the version's calls, too. A size or stride of 0 or 1 is never a symbol: neither the version's nor the
+    call's."""
+    alone = {
+        TensorSize(guard.source, dim)
+        for guard in guards
+        if guard.kind is GuardKind.TENSOR and guard.source is not None
+        for dim, size in enumerate(guard.payload.sizes)
+        if size in (0, 1)
+    }
+    return any(_is_symbolic(source, scope) for source in (symbols - alone) & changed_sources(guards, scope))
+
+
+def _is_symbolic(source: Source, scope: Scope) -> bool:
     value = resolve(source, scope)
-    return type(value) is float or (
-        type(value) is int and (value >= 2 or type(source) not in (TensorSize, TensorStride))
-    )
+    if type(source) in (TensorSize, TensorStride):
+        return bool(value >= 2)
+    return type(value) in (int, float)
 
 
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
