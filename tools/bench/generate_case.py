@@ -208,7 +208,7 @@ def answer(generate: Callable[..., Any], given: Row) -> tuple[Any, float]:
     parts = dict(result) if not isinstance(result, torch.Tensor) else {"sequences": result}
     cache = parts.pop("past_key_values", None)
     if cache is not None:
-        decoder = getattr(cache, "self_attention_cache", cache)
+        decoder: Any = getattr(cache, "self_attention_cache", cache)
         parts["cache"] = [tensor for layer in decoder.layers for tensor in (layer.keys, layer.values)]
     if "streamer" in given:
         parts["streamed"] = given["streamer"].texts
