@@ -166,3 +166,27 @@ def test_strides_of_dims_of_size_one_are_eagers(name: str) -> None:
                 y, total = run(leaf)
                 found.append((y.stride(), torch.autograd.grad(total, leaf)[0].stride()))
             assert found[0] == found[1], (shape, given.stride())
+
+
+def test_strides_that_differ_between_calls_are_numbers_of_each_call() -> None:
+    """A cache of which a part is filled: one kernel for all rooms, forward and backward, with eager's strides."""
+
+    def attends(keys: torch.Tensor, fresh: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keys = torch.cat([keys, fresh], -2)
+        weights = (keys @ keys.transpose(-1, -2)).softmax(-1)
+        return weights @ keys, keys.amax(-2)
+
+    torchcompile.reset()
+    compiled = torchcompile.compile(attends)
+    for room, used in ((16, 4), (16, 6), (20, 6), (24, 8), (28, 9), (33, 7), (40, 11)):
+        whole, fresh = torch.randn(2, 3, room, 8, dtype=torch.float64), torch.randn(2, 3, 1, 8, dtype=torch.float64)
+        ours, eager = (whole.clone()[:, :, :used].requires_grad_() for _ in range(2))
+        found, expected = compiled(ours, fresh), attends(eager, fresh)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+        sum(one.square().sum() for one in found).backward()
+        sum(one.square().sum() for one in expected).backward()
+        torch.testing.assert_close(ours.grad, eager.grad)
+        assert ours.grad.stride() == eager.grad.stride()
+    assert torchcompile.report().clean and torchcompile.report().captured == 3

@@ -234,3 +234,46 @@ def test_what_happens_on_a_recompile_is_an_option(caplog: pytest.LogCaptureFixtu
     whole(x, "a")
     with pytest.raises(torchdynamo.RecompileLimitExceeded, match="mark_dynamic"):
         whole(x, "bb")
+
+
+def by_three_numbers(x: torch.Tensor, way: int, settings: dict[str, int]) -> torch.Tensor:
+    """Four ways, and three numbers that need not differ at first."""
+    y = x * settings["a"] + settings["b"] - settings["c"]
+    return (y.sin(), y.cos(), y.tan(), y.exp())[0 if way < 10 else 1 if way < 20 else 2 if way < 30 else 3]
+
+
+def test_versions_that_are_outgrown_make_room() -> None:
+    """A service's settings: what was compiled for the first ones counts no more, once there are versions for all."""
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=CaptureOptions(strict=True))(
+        by_three_numbers
+    )
+    settings = {"a": 2, "b": 3, "c": 4}
+    for name in ("", "a", "b", "c", "a", "b"):
+        if name:
+            settings[name] += 5
+        for way in (3, 4, 13, 14, 23, 24, 33, 34) * 2:
+            for size in (4, 6):
+                x = torch.ones(size)
+                torch.testing.assert_close(compiled(x, way, settings), by_three_numbers(x, way, settings))
+    owner = torchdynamo.api.owner_of(compiled)
+    assert not owner.stats.fallbacks and len(compiled.entries) <= 8
+    graphs = owner.stats.graphs
+    for way in (5, 15, 25, 35):
+        settings = {name: value + 1 for name, value in settings.items()}
+        torch.testing.assert_close(compiled(x, way, settings), by_three_numbers(x, way, settings))
+    assert owner.stats.graphs == graphs
+
+
+def test_numbers_without_end_are_no_reason_to_compile_without_end() -> None:
+    table = dict.fromkeys(range(200), 1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + sum(table.values())
+
+    options = CaptureOptions(strict=True, recompile_limit=4)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for key in range(60):
+        table[key] += 2
+        assert torch.equal(compiled(torch.zeros(2)), program(torch.zeros(2)))
+    owner = torchdynamo.api.owner_of(compiled)
+    assert owner.stats.graphs <= 4 * 4 and owner.stats.fallbacks

@@ -337,3 +337,50 @@ def test_reflected_operators_of_two_tensors(name: str, dtype: torch.dtype) -> No
     compiled = torchdynamo.optimize(eager)(lambda x, y: (getattr(x, method)(y), getattr(x, method)(3)))
     for found, wanted in zip(compiled(x, y), (getattr(x, method)(y), getattr(x, method)(3)), strict=True):
         assert torch.equal(found, wanted)
+
+
+def repeats(x: torch.Tensor, n: int, name: str) -> Any:
+    return x + n, "-" * n, n * "ab" + "|", (f"{n}: " * 2, name * 2)
+
+
+def repeats_a_number_of_data(x: torch.Tensor, n: int, name: str) -> Any:
+    return x + 1, "=" * int(x.sum().item() * n)
+
+
+def encodes(x: torch.Tensor, n: int, name: str) -> Any:
+    return x + n, f"{n}".encode(), ("é" * n).encode("utf-8", "strict"), f"<{n:>5}>".encode("ascii")
+
+
+def shows_digits(x: torch.Tensor, n: int, name: str) -> Any:
+    return x + n, hex(n), oct(n), bin(-n)
+
+
+def refuses_to_encode(x: torch.Tensor, n: int, name: str) -> Any:
+    try:
+        return x + n, f"é{n}".encode("ascii")
+    except UnicodeEncodeError as error:
+        return x - n, str(error)
+
+
+def encodes_what_it_is_given(x: torch.Tensor, n: int, name: str) -> Any:
+    try:
+        return x + n, f"{name}{n}".encode("ascii")
+    except UnicodeEncodeError as error:
+        return x - n, str(error)
+
+
+@pytest.mark.parametrize(
+    ("program", "graphs"),
+    [
+        (repeats, 2), (repeats_a_number_of_data, 2), (encodes, 2), (shows_digits, 2), (refuses_to_encode, 20),
+        (encodes_what_it_is_given, 20),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)  # fmt: skip
+def test_texts_that_are_repeated_or_encoded(program: Callable[..., Any], graphs: int) -> None:
+    compiled = torchdynamo.optimize(eager, options=torchdynamo.CaptureOptions(strict=True, recompile_limit=30))(program)
+    for n, name in ((3, "a"), (4, "b"), (0, "\udc80"), (-2, "é"), (1, "c"), (17, "d"), (250, "e")):
+        found, expected = compiled(torch.ones(2), n, name), program(torch.ones(2), n, name)
+        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]
+        assert [type(part) for part in found] == [type(part) for part in expected]
+    assert torchdynamo.stats().graphs <= graphs, torchdynamo.stats().events

@@ -14,6 +14,8 @@ from formula_check import FormulaCheck, RuleCheck
 from torch.utils import _pytree as pytree
 
 from primtorch.families import Operator, operators
+from primtorch.layout import elementwise_strides
+from primtorch.symbolic import ShapeEnv, expr_of
 
 SHAPES = ((3, 4, 2), (3, 1, 2), (1, 4, 2), (3, 4, 1), (4, 2), (4, 1), (2,), ())
 """They broadcast to the first, or to what is left of it."""
@@ -67,3 +69,14 @@ def test_operands_that_broadcast_in_layouts_of_their_own(kind: type[FormulaCheck
             check.__torch_dispatch__(operator.overload, (), args, kwargs)
     assert not check.failed, f"seed {number}: { ({name: calls[:2] for name, calls in check.failed.items()}) }"
     assert check.checked.total() > 1000
+
+
+def test_layouts_that_differ_in_plain_numbers_ask_nothing_of_a_size() -> None:
+    """A bias of heads over keys, its heads innermost, in one operation with a row of keys."""
+    env = ShapeEnv()
+    keys = env.symbol(7, "keys") + 1
+    shape = (1, 4, 1, keys)
+    strides = elementwise_strides(shape, [(keys, 0, keys, 1), (4, 1, 4 * keys, 4)])
+    row, bias = torch.empty(1, 1, 1, 8).expand(1, 4, 1, 8), torch.empty(1, 1, 8, 4).permute(0, 3, 1, 2)
+    assert [expr_of(stride).evaluate({"s0": 7}) for stride in strides] == list((row + bias).stride())
+    assert "s0 + 1 != 4" not in [str(guard.expr) for guard in env.guards]

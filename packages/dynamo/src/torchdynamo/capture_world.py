@@ -134,8 +134,8 @@ class CaptureWorld(PlainWorld):
         if isinstance(obj, torch.Tensor):
             value = self._of_tensor_class(obj, name)
             return self.outside.tensor_get(obj, name) if value is MISSING else value
-        if isinstance(obj, SYMBOLIC):
-            return scalars.attribute(obj, name)
+        if isinstance(obj, (*SYMBOLIC, RunTimeText)):
+            return obj.attribute(name) if isinstance(obj, RunTimeText) else scalars.attribute(obj, name)
         if type(obj) is TensorSuper:
             return self._behind_class(obj, name)
         if isinstance(obj, types.CellType) and name == "cell_contents":

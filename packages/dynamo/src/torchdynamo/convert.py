@@ -594,7 +594,7 @@ def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., obje
     sources = [item.source for item in emitted.inputs if item.source is not None]
     tree = GuardTree(emitted.guards, sources, function, pinned)
     made = (emitted.guards, emitted.graph, emitted.text, graph_break, pinned, emitted.programs)
-    return Entry(tree, code, Compiled(*made))
+    return Entry(tree, code, Compiled(*made, known=frozenset(state.changed)))
 
 
 def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ from torchdynamo.events import (
     of_function,
 )
 from torchdynamo.graph import numpy_values
-from torchdynamo.guards.changes import changed_sources
+from torchdynamo.guards.changes import changed_sources, outgrown
 from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.protocol import Position
@@ -96,6 +96,7 @@ class Compiled:
     graph_break: GraphBreak | None = None
     pinned: list[object] = field(default_factory=list)
     interpreted: tuple[tuple[str, types.CodeType], ...] = ()  # the program's code that it stands for, with its module
+    known: frozenset[Source] = frozenset()  # what had differed between calls when it was made
 
 
 def as_written(run: Callable[..., object], graph_break: GraphBreak | None = None) -> Entry:
@@ -174,6 +175,7 @@ class Function:
     ran_first: bool = False  # a call has run as it was written, as `eager_then_compile` asks
     began: float = 0.0  # when the capture that is under way did, by time.perf_counter
     lazy: bool = False  # a call has run as it was written for a lazy module to make its parameters
+    outgrown: int = 0  # versions that made room for more general ones
     unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
@@ -253,7 +255,9 @@ class Function:
                 why.append(str(failure or "a guard that holds now failed before"))
             if not again and (shared := self._version_of_another(flat)) is not None:
                 return shared
-            if why and not self._may_recompile(why):
+            if len(why) >= self.options.recompile_limit:
+                self._drop_outgrown(compiled, flat)
+            if why and not self._may_recompile(why, full=len(compiled.entries) >= self.options.recompile_limit):
                 return None
             with other_compiler_off():
                 return self.convert(self, flat)
@@ -287,9 +291,21 @@ class Function:
                 self.changed.update(changed_sources(info.guards, scope))
         return failure
 
-    def _may_recompile(self, why: Sequence[str]) -> bool:
+    def _drop_outgrown(self, compiled: CompiledCallable, flat: tuple[object, ...]) -> None:
+        """Gives up versions for numbers that have differed since they were made, in this call, too: what is made now
+        has symbols for them, and takes their calls. Not without end: a program may have a new number at each call."""
+        for entry in list(compiled.entries):
+            info: Compiled = entry.info
+            scope = Scope.of(self.function, flat, info.pinned)
+            with torch._C.DisableTorchFunctionSubclass():
+                old = outgrown(info.guards, scope, self.changed - self.fixed - info.known)
+            if old and self.outgrown < _MOST_OUTGROWN * self.options.recompile_limit:
+                self.outgrown += 1
+                compiled.entries[:] = [other for other in compiled.entries if other is not entry]
+
+    def _may_recompile(self, why: Sequence[str], full: bool) -> bool:
         """Notes why the versions do not fit, each of them; False when no more may be made."""
-        policy, full = self.options.on_recompile, len(why) >= self.options.recompile_limit
+        policy = self.options.on_recompile
         if not full and policy in ("continue", "warn"):
             event = of_function(RECOMPILED, self.function, "\n".join(why))
             self.stats.ledger.add(event)
@@ -515,6 +531,7 @@ def _is_layer(code: types.CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
+_MOST_OUTGROWN = 3  # times the limit of versions
 _VERSIONS_BY_LENGTH = 3  # of a function, for different lengths of one list
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Their argument is an iterator, which capture may not advance; what they call is captured.

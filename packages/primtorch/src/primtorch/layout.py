@@ -94,7 +94,10 @@ def _less(a: Size, b: Size) -> bool:
 
 
 def _all_equal(a: Sizes, b: Sizes) -> bool:
-    return len(a) == len(b) and all(x is y or alike(x, y) for x, y in zip(a, b, strict=True))
+    """Whether they are equal; no symbol is asked where plain numbers say that they are not."""
+    if len(a) != len(b) or any(type(x) is int and type(y) is int and x != y for x, y in zip(a, b, strict=True)):
+        return False
+    return all(x is y or alike(x, y) for x, y in zip(a, b, strict=True))
 
 
 def product(sizes: Iterable[Size]) -> Size:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dis
+from collections.abc import Sequence
 
 from torchdynamo.interpreter.decode import DecodedCode
 
-# Names of functions that look at all of a frame's variables.
+# Names of functions that look at all of a frame's variables; and of those that do so only while they are called, and
+# there only without arguments.
 _LOOK_AT_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "_getframe", "currentframe", "stack"})
+_LOOK_WHERE_CALLED = frozenset({"locals", "vars", "dir", "super"})
+_CALLED_WITHOUT = ([("CALL", 0)], [("PRECALL", 0), ("CALL", 0)])  # what follows the load of a function, by version
 _LEAVES = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
@@ -20,19 +24,45 @@ def live_slots(decoded: DecodedCode, index: int, names: tuple[str, ...]) -> froz
         names: the global and attribute names of the code; some mean that every slot may be read.
     """
     everything = frozenset(range(len(decoded.local_names)))
-    if not _LOOK_AT_ALL.isdisjoint(names):
+    looks = () if _LOOK_AT_ALL.isdisjoint(names) else _looks(decoded)
+    if looks is None:
         return everything
-    mask = _analyse(decoded)[index]
+    mask = _analyse(decoded, looks)[index]
     return frozenset(slot for slot in everything if mask >> slot & 1)
 
 
-def _analyse(decoded: DecodedCode) -> list[int]:
-    """For each instruction, the slots that are live before it, as bits. Computed once for a code object."""
+def _looks(decoded: DecodedCode) -> Sequence[int] | None:
+    """The instructions that load and call functions which look at all slots; None where such a function may be called
+    anywhere, since it is kept, or gets arguments."""
+    found: list[int] = []
+    for index, op in enumerate(decoded.opcodes):
+        operand = decoded.program[index].operand
+        if op not in dis.hasname or _LOOK_AT_ALL.isdisjoint(operand if type(operand) is tuple else (operand,)):
+            continue
+        following = [
+            (dis.opname[decoded.opcodes[at]], decoded.arguments[at])
+            for at in range(index + 1, min(index + 3, len(decoded.opcodes)))
+        ]
+        called = next((len(way) for way in _CALLED_WITHOUT if following[: len(way)] == way), 0)
+        if dis.opname[op] != "LOAD_GLOBAL" or operand[0] not in _LOOK_WHERE_CALLED or not called:
+            return None
+        found += range(index, index + called + 1)
+    return found
+
+
+def _analyse(decoded: DecodedCode, looks: Sequence[int]) -> list[int]:
+    """For each instruction, the slots that are live before it, as bits. Computed once for a code object.
+
+    Args:
+        looks: instructions that read all slots.
+    """
     if decoded.live is not None:
         return decoded.live
     count = len(decoded.opcodes)
     following = [_successors(decoded, index) for index in range(count)]
     effects = [_effect(dis.opname[op], decoded.arguments[index]) for index, op in enumerate(decoded.opcodes)]
+    for index in looks:
+        effects[index] = (1 << len(decoded.local_names)) - 1, 0
     live = [0] * (count + 1)
     changed = True
     while changed:

@@ -76,6 +76,10 @@ class RunTimeText(InterpreterObject):
         """Raises TextNeeded: what asks has to have the text itself."""
         raise TextNeeded(self.origins)
 
+    def attribute(self, name: str) -> object:
+        """An attribute. Of a text's methods, `encode` goes without the text itself."""
+        return types.MethodType(str.encode, self) if type(self) is RunTimeText and name == "encode" else self.need()
+
     __str__ = __repr__ = __format__ = __len__ = __iter__ = __contains__ = __getitem__ = __hash__ = _Needs()  # type: ignore[assignment]
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _Needs()  # type: ignore[assignment]
     __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __bool__ = _Needs()
@@ -165,8 +169,7 @@ class RunTimeTexts:
             if isinstance(arg, RunTimeText):
                 origins |= arg.origins
         self.made |= origins
-        kind = RunTimeFloat if type(sample) is float else RunTimeText
-        return kind(function, args, origins, sample)
+        return _MADE[type(sample)](function, args, origins, sample)
 
     def given(self, text: object, source: Source) -> RunTimeText:
         """A text of the outside, of each call, or another constant that is handed on."""
@@ -189,7 +192,11 @@ class RunTimeTexts:
         return self.of(_CONVERSIONS[how], value)
 
     def binary(self, op: str, a: object, b: object) -> Any:
-        """`a + b` of texts, `a % b`."""
+        """`a + b` of texts, `a % b`, `a * b` of a text and a number."""
+        if op == "*":
+            text, number = (a, b) if isinstance(a, (str, RunTimeText)) else (b, a)
+            fits = type(text) in (str, RunTimeText) and type(number) in (int, torch.SymInt)
+            return self.of(repeated, text, number) if fits else MISSING
         if op == "+" and (type(a) is RunTimeText or type(b) is RunTimeText):
             both = all(type(side) in (str, RunTimeText) for side in (a, b))
             return self.of(joined, "", a, b) if both else MISSING
@@ -211,17 +218,23 @@ class RunTimeTexts:
         return self.of(function, text, *map(_Names, names), *values)
 
     def call(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        """A call of `str`, `repr`, `round`, or of a method of a text; MISSING where it is none, or nothing is of run
-        time."""
+        """A call of `str`, `repr`, `round`, `hex` and the like, or of a method of a text; MISSING where it is none, or
+        nothing is of run time."""
         if fn is str or fn is repr or fn is ascii:
             one = len(args) == 1 and not kwargs and is_run_time(args[0])
             return self.convert(args[0], fn.__name__) if one else MISSING
+        if fn is hex or fn is oct or fn is bin:
+            one = len(args) == 1 and not kwargs and type(args[0]) is torch.SymInt
+            return self.of(fn, args[0]) if one else MISSING
         if fn is round:
             return self._round(*args, **kwargs) if args else MISSING
         if type(fn) is types.BuiltinFunctionType and type(fn.__self__) is str:
             fn, args = getattr(str, fn.__name__), (fn.__self__, *args)
         if fn is str.join and len(args) == 2 and not kwargs:
             return self._join(*args)
+        if type(fn) is types.MethodType and fn.__func__ is str.encode:  # of a text of numbers, whose sample tells
+            text: Any = fn.__self__  # whether the rest of it has bytes in that encoding
+            return MISSING if kwargs or text.origins.sources else self.of(str.encode, text, *args)
         return self._format(args, kwargs) if fn is str.format and args else MISSING
 
     def _round(self, number: object, ndigits: object = None) -> Any:
@@ -273,6 +286,11 @@ def joined(separator: str, *parts: str) -> str:
     return separator.join(parts)
 
 
+def repeated(text: str, count: int) -> str:
+    """The text so many times."""
+    return text * count
+
+
 def _of_places(text: str, *values: object) -> str:
     return text % values
 
@@ -292,6 +310,7 @@ def _sample(arg: object) -> Any:
     return 1.5 if type(arg) is torch.SymFloat else 1 if type(arg) is torch.SymInt else arg
 
 
+_MADE: dict[type, type[RunTimeText]] = {str: RunTimeText, bytes: RunTimeBytes, float: RunTimeFloat}
 _PARTS = frozenset({int, float, bool, str, type(None), _Names, RunTimeText, RunTimeFloat, torch.SymInt, torch.SymFloat})
 _CONVERSIONS: dict[str, Callable[..., str]] = {"str": str, "repr": repr, "ascii": ascii}
 _CONVERSION = re.compile(r"%(?:\(\w*\))?[#0\- +]*\d*(?:\.\d*)?[hlL]?(.)", re.DOTALL)

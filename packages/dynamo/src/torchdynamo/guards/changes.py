@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 
 from torchdynamo.graph.run_time_texts import HANDED_ON
-from torchdynamo.guards.shape_program import same_constant
-from torchdynamo.schemas import Guard, GuardKind
-from torchdynamo.sources import Item, Scope, Source, TensorSize, resolve
+from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
+from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, resolve
 
 _KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
+    """Sizes, strides, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
     found: set[Source] = set()
     for guard in guards:
+        if guard.kind is GuardKind.SHAPE:
+            found.update(_changed_stride(guard.payload, scope))
         if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
             continue
         try:
@@ -35,10 +37,51 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
-            for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):
-                if expected is not None and size != expected:
-                    found.add(TensorSize(guard.source, dim))
+            found.update(_changed_metadata(value, guard.payload, guard.source))
     return found
+
+
+def _changed_metadata(value: torch.Tensor, expected: TensorGuard, source: Source) -> Iterator[Source]:
+    """Sizes that are others, or else strides, which have reasons of their own where the sizes are the same."""
+    sizes = [dim for dim, size in enumerate(expected.sizes) if size not in (None, value.shape[dim])]
+    yield from (TensorSize(source, dim) for dim in sizes)
+    if not sizes and value.layout is torch.strided:
+        strides = enumerate(zip(value.stride(), expected.strides, strict=True))
+        yield from (TensorStride(source, dim) for dim, (one, other) in strides if other not in (None, one))
+
+
+def _changed_stride(relation: ShapeProgram, scope: Scope) -> Iterator[Source]:
+    """The stride that a relation speaks of, where it does not hold: it does not follow from the sizes."""
+    stride = relation.symbols.get(STRIDE)
+    if stride is None:
+        return
+    try:
+        values = {name: resolve(source, scope) for name, source in relation.symbols.items()}
+        if not run_program(relation.program, values):
+            yield stride
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
+        return
+
+
+def outgrown(guards: Sequence[Guard], scope: Scope, symbols: Set[Source]) -> bool:
+    """Whether a version does not fit a call for a number that is one of `symbols` from now on, so that what is made for
+    the call takes the version's calls, too. A size or stride of 0 or 1 is never a symbol: neither the version's nor the
+    call's."""
+    alone = {
+        TensorSize(guard.source, dim)
+        for guard in guards
+        if guard.kind is GuardKind.TENSOR and guard.source is not None
+        for dim, size in enumerate(guard.payload.sizes)
+        if size in (0, 1)
+    }
+    return any(_is_symbolic(source, scope) for source in (symbols - alone) & changed_sources(guards, scope))
+
+
+def _is_symbolic(source: Source, scope: Scope) -> bool:
+    value = resolve(source, scope)
+    if type(source) in (TensorSize, TensorStride):
+        return bool(value >= 2)
+    return type(value) in (int, float)
 
 
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:

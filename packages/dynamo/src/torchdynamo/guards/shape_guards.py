@@ -9,7 +9,7 @@ import torch
 from primtorch.symbolic import SCALAR_OPS, Definition, FloatExpr, IntExpr, ShapeEnv, ShapeGuard, expr_of
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import SizeNotDynamic
-from torchdynamo.guards.shape_program import run_program
+from torchdynamo.guards.shape_program import STRIDE, run_program
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.outside.dynamic_policy import INTEGER_BOUND
 from torchdynamo.outside.outside import Outside
@@ -29,13 +29,13 @@ def add_shape_guards(outside: Outside) -> None:
         guards.keep(guard)
     for source, tensor, fake in outside.tensors:
         fake = outside.recorder.as_it_came(fake)
-        if any(isinstance(size, torch.SymInt) for size in fake.shape):
+        if any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride())):
             for dim in range(tensor.dim()):
-                stride = expr_of(fake.stride(dim))
-                program: Program = (*stride.program(), ("sym", "stride"), ("eq", 0))
-                symbols = {n: sources[n] for n in env.roots(stride.symbols(), simplified=False)} | {
-                    "stride": TensorStride(source, dim)
-                }
+                stride, where = expr_of(fake.stride(dim)), TensorStride(source, dim)
+                if sources.get(str(stride)) == where:
+                    continue
+                program: Program = (*stride.program(), ("sym", STRIDE), ("eq", 0))
+                symbols = {n: sources[n] for n in env.roots(stride.symbols(), simplified=False)} | {STRIDE: where}
                 text = f"{source_text(source)}.stride({dim}) == {readable(str(stride), env, sources)}"
                 guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text))
 
@@ -78,11 +78,11 @@ def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, outsi
 
 
 def _range(name: str, source: Source, outside: Outside) -> ShapeProgram | None:
-    """Sizes are at least 2, or within the range that the user promised; integers fit in 64 bits with room to add."""
+    """Sizes and strides are at least 2, or what the user promised; integers fit in 64 bits with room to add."""
     info = outside.shape_env.symbols[name]
     if isinstance(info.hint, float):
         return None
-    sized = isinstance(source, TensorSize)
+    sized = isinstance(source, (TensorSize, TensorStride))
     low = info.min if sized and info.min is not None else -INTEGER_BOUND
     high = info.max if info.max is not None else INTEGER_BOUND
     where = source_text(source)

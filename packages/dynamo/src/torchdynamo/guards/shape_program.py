@@ -21,6 +21,9 @@ def same_constant(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+STRIDE = "stride"  # the symbol of the stride that a relation of a tensor's strides speaks of
+
+
 def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int | float]) -> Any:
     """Evaluates a postfix program of `primtorch.symbolic` over numbers; False where its arithmetic raises."""
     try:

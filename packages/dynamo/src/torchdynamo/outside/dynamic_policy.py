@@ -9,7 +9,7 @@ from torch import nn
 
 from primtorch.schemas import UserFrame
 from torchdynamo.size_marks import SizeKind, size_marks
-from torchdynamo.sources import Source, TensorSize
+from torchdynamo.sources import Source, TensorSize, TensorStride
 
 # Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
 INTEGER_BOUND = 1 << 62
@@ -21,7 +21,7 @@ class DynamicPolicy:
 
     Attributes:
         everything: all dims of at least 2 of tensors that are not parameters.
-        changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
+        changed: what differed between calls: sizes and strides of tensors, and the sources of numbers and texts.
         never: nothing becomes a symbol but what the user marked.
         versions: how many there are already.
         breaks_at_data: a size that depends on data breaks the graph.
@@ -62,6 +62,15 @@ class DynamicPolicy:
             if chosen or TensorSize(source, dim) in self.changed:
                 found.append(dim)
         return tuple(found)
+
+    def strides(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
+        """The dims of an input whose strides become symbols: those of a part of something longer, such as a cache that
+        is filled. Not of a tensor whose layout is another one, whose rows lie along another dim."""
+        dims = [dim for dim in range(tensor.dim()) if TensorStride(source, dim) in self.changed]
+        plain = type(tensor) in (torch.Tensor, nn.Parameter)
+        if self.never or not plain or any(tensor.stride(dim) < 2 <= tensor.shape[dim] for dim in dims):
+            return ()
+        return tuple(dim for dim in dims if tensor.stride(dim) >= 2)
 
     def number(self, value: int | float, source: Source) -> bool:
         """Whether a number of the program's becomes a symbol."""

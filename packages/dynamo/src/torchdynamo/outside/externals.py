@@ -559,8 +559,9 @@ def stays_outside(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN_TENSORS and outside_graphs(tensor) is not None
 
 
-def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, object]) -> TensorGuard:
-    """What compiled code relies on of an input's metadata; `dynamic` names the dims left to shape guards."""
+def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, object], free_strides: bool = False) -> TensorGuard:
+    """What compiled code relies on of an input's metadata; `dynamic` names the dims left to shape guards, and the
+    strides are left to these with any of them, or where they are `free_strides`."""
     parameter = isinstance(tensor, torch.nn.Parameter)
     return TensorGuard(
         type=type(tensor),
@@ -568,7 +569,7 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, object]) -> TensorG
         device=tensor.device,
         requires_grad=tensor.requires_grad,
         sizes=tuple(None if dim in dynamic else size for dim, size in enumerate(tensor.shape)),
-        strides=tuple(tensor.stride()) if not dynamic else tuple(None for _ in tensor.shape),
+        strides=tuple(None for _ in tensor.shape) if dynamic or free_strides else tuple(tensor.stride()),
         is_leaf=None if not tensor.requires_grad else tensor.is_leaf,
         dispatch_keys=torch._C._dispatch_keys(tensor).raw_repr(),
         is_parameter=parameter,

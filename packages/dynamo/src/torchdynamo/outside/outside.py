@@ -68,6 +68,7 @@ from torchdynamo.sources import (
     Source,
     TensorOffset,
     TensorSize,
+    TensorStride,
     input_name,
     instance_dict,
     is_beneath,
@@ -148,8 +149,12 @@ class Outside:
                 symbols[dim] = self._symbol(tensor.shape[dim], TensorSize(source, dim), low, mark.high)
                 if mark.kind is SizeKind.DYNAMIC:
                     self.promised[str(symbols[dim])] = mark
-            self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols))
-            fake = self.mode.from_tensor(tensor, dynamic=symbols or None)
+            strides = {
+                dim: self._symbol(tensor.stride(dim), TensorStride(source, dim), 2, None)
+                for dim in self.dynamic.strides(tensor, source)
+            }
+            self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols, bool(strides)))
+            fake = self.mode.from_tensor(tensor, dynamic=symbols, strides=strides)
             if isinstance(tensor, nn.Parameter):
                 fake._is_param = True  # type: ignore[attr-defined]
             if isinstance(tensor, nn.Buffer):

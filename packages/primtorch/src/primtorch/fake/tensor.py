@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -308,11 +308,18 @@ class FakeMode(DispatchMode):
                 fake = _Computed.apply(fake.requires_grad_(), spec, self)
         return fake
 
-    def from_tensor(self, t: torch.Tensor, *, dynamic: Mapping[int, torch.SymInt] | None = None) -> FakeTensor:
+    def from_tensor(
+        self,
+        t: torch.Tensor,
+        *,
+        dynamic: Mapping[int, torch.SymInt] | None = None,
+        strides: Mapping[int, torch.SymInt] | None = None,
+    ) -> FakeTensor:
         """The fake of a tensor: same shape, strides, dtype, device, requires_grad, is_leaf. One fake for one tensor.
 
         Args:
             dynamic: for each dim that varies, its symbol. Strides that are products of other dims' sizes follow.
+            strides: symbols for strides that vary for themselves.
         """
         if isinstance(t, FakeTensor):
             return t
@@ -320,12 +327,12 @@ class FakeMode(DispatchMode):
         if known is not None and known[0]() is t:
             return known[1]
         shape: list[Size] = list(t.shape)
-        strides: tuple[Size, ...] = t.stride()
-        if dynamic:
-            for dim, symbol in dynamic.items():
+        steps: tuple[Size, ...] = t.stride()
+        if dynamic or strides:
+            for dim, symbol in (dynamic or {}).items():
                 shape[dim] = symbol
-            strides = symbolic_strides(tuple(t.shape), t.stride(), shape)
-        spec = TensorSpec(tuple(shape), strides, t.dtype, t.device, t.storage_offset())
+            steps = symbolic_strides(tuple(t.shape), t.stride(), shape, strides or {})
+        spec = TensorSpec(tuple(shape), steps, t.dtype, t.device, t.storage_offset())
         fake = FakeTensor(spec, self, self._memory_of(t), t.requires_grad and t.is_leaf)
         if t.requires_grad and not t.is_leaf:
             with torch.enable_grad():
@@ -351,8 +358,14 @@ class FakeMode(DispatchMode):
         return memory
 
 
-def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequence[Size]) -> tuple[Size, ...]:
-    """Strides over symbolic sizes: each stride that equals size * stride of a dim further in becomes that product."""
+def symbolic_strides(
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    symbols: Sequence[Size],
+    free: Mapping[int, Size] = MappingProxyType({}),
+) -> tuple[Size, ...]:
+    """Strides over symbolic sizes: each stride that equals size * stride of a dim further in becomes that product, but
+    for those that are `free`."""
     if is_contiguous(tuple(sizes), tuple(strides)):
         order = list(range(len(sizes) - 1, -1, -1))
     else:
@@ -360,7 +373,7 @@ def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequ
     out: list[Size] = list(strides)
     reach: dict[int, Size] = {1: 1}
     for d in order:
-        out[d] = reach.get(strides[d], strides[d])
+        out[d] = free[d] if d in free else reach.get(strides[d], strides[d])
         reach[strides[d] * sizes[d]] = out[d] * symbols[d]
     return tuple(out)
 
