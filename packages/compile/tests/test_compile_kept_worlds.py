@@ -26,7 +26,8 @@ torch.autograd.set_multithreading_enabled(False)
 
 def flat(value):
     if isinstance(value, torch.Tensor):
-        return [str(value.dtype), list(value.shape), value.detach().double().flatten().tolist()]
+        numbers = value.detach().as_subclass(torch.Tensor).double().flatten().tolist()
+        return [str(value.dtype), list(value.shape), [float(f"{number:.4g}") for number in numbers]]
     if isinstance(value, (tuple, list)):
         return [flat(item) for item in value]
     return repr(value)
@@ -180,39 +181,39 @@ ROWS: dict[str, Row] = {
     ),
     "a default, a decimal number": Row(
         "import decimal\ndef inner(x, by=decimal.Decimal('2')): return x * float(by)\n"
-        "def program(x): return inner(x)", ("'2'", "'3'"), kept=False,
+        "def program(x): return inner(x)", ("'2'", "'3'"),
     ),
     "a default, a fraction": Row(
         "import fractions\ndef inner(x, by=fractions.Fraction(2, 3)): return x * by.numerator\n"
-        "def program(x): return inner(x)", ("(2, 3)", "(4, 3)"), kept=False,
+        "def program(x): return inner(x)", ("(2, 3)", "(4, 3)"),
     ),
     "a default, a path": Row(
         "import pathlib\ndef inner(x, by=pathlib.Path('ab')): return x * len(str(by))\n"
-        "def program(x): return inner(x)", ("'ab'", "'abc'"), kept=False,
+        "def program(x): return inner(x)", ("'ab'", "'abc'"),
     ),
     "a default, a pattern": Row(
         "import re\ndef inner(x, by=re.compile('a')): return x * 2 if by.match('ab') else x * 3\n"
-        "def program(x): return inner(x)", ("compile('a')", "compile('b')"), kept=False,
+        "def program(x): return inner(x)", ("compile('a')", "compile('b')"),
     ),
     "a default, a long pattern": Row(
         "import re\ndef inner(x, by=re.compile('a' * 300 + '|b')): return x * 2 if by.match('b') else x * 3\n"
-        "def program(x): return inner(x)", ("'|b'", "'|c'"), kept=False,
+        "def program(x): return inner(x)", ("'|b'", "'|c'"),
     ),
     "a default, a number of NumPy": Row(
         "import numpy\ndef inner(x, by=numpy.float64(2)): return x * float(by)\ndef program(x): return inner(x)",
-        ("float64(2)", "float64(3)"), kept=False,
+        ("float64(2)", "float64(3)"),
     ),
     "a default, what is known of a dtype": Row(
         "def inner(x, by=torch.finfo(torch.float32)): return x * by.bits\ndef program(x): return inner(x)",
-        ("torch.float32", "torch.float16"), kept=False,
+        ("torch.float32", "torch.float16"),
     ),
     "a default, a span of time": Row(
         "import datetime\ndef inner(x, by=datetime.timedelta(days=2)): return x * by.days\n"
-        "def program(x): return inner(x)", ("days=2", "days=3"), kept=False,
+        "def program(x): return inner(x)", ("days=2", "days=3"),
     ),
     "a default, a tuple of such": Row(
         "import decimal\ndef inner(x, by=((decimal.Decimal('2'),),)): return x * float(by[0][0])\n"
-        "def program(x): return inner(x)", ("'2'", "'3'"), kept=False,
+        "def program(x): return inner(x)", ("'2'", "'3'"),
     ),
     "a cell": Row(
         "def scaled(by):\n    def scale(x): return x * by\n    return scale\n"
@@ -259,12 +260,12 @@ ROWS: dict[str, Row] = {
     ),
     "an attrgetter": Row(
         "import operator\nget = operator.attrgetter('a')\nclass C:\n    a, b = 2, 3\n"
-        "def program(x): return x * get(C)", ("getter('a')", "getter('b')"), kept=False,
+        "def program(x): return x * get(C)", ("getter('a')", "getter('b')"),
     ),
     "a methodcaller of what shows itself alike": Row(
         "import operator\nclass By:\n    def __init__(self, n): self.n = n\n    def __repr__(self): return 'By()'\n"
-        "class C:\n    def get(self, by): return by.n\nget = operator.methodcaller('get', By(2))\nC = C()\n"
-        "def program(x): return x * get(C)", ("By(2)", "By(3)"), kept=False,
+        "class C:\n    def get(self, by): return by.n\nget = operator.methodcaller('get', By(2))\nONE = C()\n"
+        "def program(x): return x * get(ONE)", ("By(2)", "By(3)"), kept=False,
     ),
     # -- classes --------------------------------------------------------------------------------
     "an attribute of a class": Row("class C:\n    by = 2\ndef program(x): return x * C.by", ("by = 2", "by = 3")),
@@ -277,21 +278,21 @@ ROWS: dict[str, Row] = {
         "def make(): return M(), (torch.ones(3),)", after="world.M.inner = lambda self, x: x * 5",
     ),
     "a base": Row(
-        "class A:\n    by = 2\nclass B:\n    by = 3\nclass C(A, B): pass\nC = C()\ndef program(x): return x * C.by",
+        "class A:\n    by = 2\nclass B:\n    by = 3\nclass C(A, B): pass\nONE = C()\ndef program(x): return x * ONE.by",
         ("(A, B)", "(B, A)"),
     ),
     "a property": Row(
-        "class C:\n    @property\n    def by(self): return 2\nC = C()\ndef program(x): return x * C.by",
+        "class C:\n    @property\n    def by(self): return 2\nONE = C()\ndef program(x): return x * ONE.by",
         ("return 2", "return 3"),
     ),
     "a property of a partial": Row(
         "import functools\ndef get(self, by): return by\n"
-        "class C:\n    by = property(functools.partial(get, by=2))\nC = C()\ndef program(x): return x * C.by",
+        "class C:\n    by = property(functools.partial(get, by=2))\nONE = C()\ndef program(x): return x * ONE.by",
         ("by=2", "by=3"), kept=False,
     ),
     "a property of an object": Row(
         "class Get:\n    def __init__(self, n): self.n = n\n    def __call__(self, one): return self.n\n"
-        "class C:\n    by = property(Get(2))\nC = C()\ndef program(x): return x * C.by",
+        "class C:\n    by = property(Get(2))\nONE = C()\ndef program(x): return x * ONE.by",
         ("Get(2)", "Get(3)"), kept=False,
     ),
     "a static method, a partial": Row(
@@ -310,28 +311,28 @@ ROWS: dict[str, Row] = {
     ),
     "a method, a partial": Row(
         "import functools\nclass C:\n    def run(self, x, by): return x * by\n"
-        "    half = functools.partialmethod(run, by=2)\nC = C()\ndef program(x): return C.half(x)",
+        "    half = functools.partialmethod(run, by=2)\nONE = C()\ndef program(x): return ONE.half(x)",
         ("by=2", "by=3"), kept=False,
     ),
     "a cached property": Row(
         "import functools\nclass C:\n    @functools.cached_property\n    def by(self): return 2\n"
-        "C = C()\ndef program(x): return x * C.by", ("return 2", "return 3"), kept=False,
+        "ONE = C()\ndef program(x): return x * ONE.by", ("return 2", "return 3"), kept=False,
     ),
     "a cached property that is there already": Row(
         "import functools\nclass C:\n    @functools.cached_property\n    def by(self): return 2\n"
-        "C = C()\ndef program(x): return x * C.by", after="world.C.__dict__['by'] = 7", kept=False,
+        "ONE = C()\ndef program(x): return x * ONE.by", after="world.ONE.__dict__['by'] = 7", kept=False,
     ),
     "a descriptor": Row(
         "class Get:\n    def __init__(self, n): self.n = n\n    def __get__(self, one, kind): return self.n\n"
-        "class C:\n    by = Get(2)\nC = C()\ndef program(x): return x * C.by", ("Get(2)", "Get(3)"), kept=False,
+        "class C:\n    by = Get(2)\nONE = C()\ndef program(x): return x * ONE.by", ("Get(2)", "Get(3)"), kept=False,
     ),
     "how attributes are found": Row(
-        "class C:\n    def __getattr__(self, name): return 2\nC = C()\ndef program(x): return x * C.by",
+        "class C:\n    def __getattr__(self, name): return 2\nONE = C()\ndef program(x): return x * ONE.by",
         ("return 2", "return 3"),
     ),
     "that attributes are found otherwise": Row(
-        "class C:\n    def __init__(self): self.by = 2\nC = C()\ndef program(x): return x * C.by",
-        after="world.C.__class__.__getattribute__ = lambda self, name: 5",
+        "class C:\n    def __init__(self): self.by = 2\nONE = C()\ndef program(x): return x * ONE.by",
+        after="world.C.__getattribute__ = lambda self, name: 5",
     ),
     "a class's class": Row(
         "class Meta(type):\n    def __call__(kind, n): return n * 2\nclass C(metaclass=Meta): pass\n"
@@ -367,19 +368,19 @@ ROWS: dict[str, Row] = {
     "an enumeration's value, an object": Row(
         "import enum, functools\ndef inner(x, by): return x * by\n"
         "class E(enum.Enum):\n    A = functools.partial(inner, by=2)\ndef program(x): return E.A.value(x)",
-        ("by=2", "by=3"), kept=False,
+        ("by=2", "by=3"),
     ),
     "which member of an enumeration has a value": Row(
         "import enum\nclass E(enum.Enum):\n    A = 2\n    B = 3\n"
-        "def program(x): return x * 2 if E(2) is E.A else x * 3", ("A = 2\n    B = 3", "A = 3\n    B = 2"), kept=False,
+        "def program(x): return x * 2 if E(2) is E.A else x * 3", ("A = 2\n    B = 3", "A = 3\n    B = 2"),
     ),
     "an enumeration's order": Row(
         "import enum\nclass E(enum.Enum):\n    A = 2\n    B = 3\n"
         "def program(x):\n    for one in E: x = x * one.value + 1\n    return x",
-        ("A = 2\n    B = 3", "B = 3\n    A = 2"), kept=False,
+        ("A = 2\n    B = 3", "B = 3\n    A = 2"),
     ),
     "a number's enumeration": Row(
-        "import enum\nclass E(enum.IntEnum):\n    A = 2\n    B = 5\ndef program(x): return x * E.A", ("A = 2", "A = 3"),
+        "import enum\nclass E(enum.IntEnum):\n    A = 2\n    B = 5\ndef program(x): return x * E.A", ("A = 2", "A = 3"), kept=False,
     ),
     "a dataclass's field": Row(
         "import dataclasses\n@dataclasses.dataclass\nclass C:\n    by: int = 2\ndef program(x): return x * C().by",
@@ -410,7 +411,7 @@ ROWS: dict[str, Row] = {
     "what a pattern matches": Row(
         "class P:\n    __match_args__ = ('a', 'b')\n    def __init__(self): self.a, self.b = 2, 3\nONE = P()\n"
         "def program(x):\n    match ONE:\n        case P(first, _): return x * first\n    return x",
-        ("('a', 'b')", "('b', 'a')"), kept=False,
+        ("('a', 'b')", "('b', 'a')"),
     ),
     "a module's class": Row(
         "import kept_helper\ndef program(x): return x * kept_helper.SCALE", helper="SCALE = 2.0",
@@ -428,7 +429,7 @@ ROWS: dict[str, Row] = {
     "a layer's slope": Row(
         "def make(): return nn.Sequential(nn.LeakyReLU(0.1), nn.Flatten()), (-torch.ones(2, 3),)", ("0.1", "0.2"),
     ),
-    "a dropout in training": Row(
+    "a layer in evaluation": Row(
         "def make():\n    torch.manual_seed(0)\n    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "
         "(torch.arange(6.0).view(2, 3),)", ("nn.BatchNorm1d(3))", "nn.BatchNorm1d(3)).eval()"),
     ),
@@ -442,68 +443,68 @@ ROWS: dict[str, Row] = {
         ("{'a': 2, 'b': 3}", "{'b': 3, 'a': 2}"),
     ),
     "a set's order": Row(
-        "def program(x):\n    for name in {'sin', 'cos', 'tan', 'exp', 'tanh'}: x = getattr(torch, name)(x)\n"
+        "def program(x):\n    for name in {'sin', 'cos', 'atan', 'exp', 'tanh'}: x = getattr(torch, name)(x)\n"
         "    return x", kept=False,
     ),
     "the order of a module's set": Row(
-        "NAMES = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "NAMES = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for name in NAMES: x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "a set's order in a list": Row(
-        "NAMES = frozenset({'sin', 'cos', 'tan', 'exp', 'tanh'})\n"
+        "NAMES = frozenset({'sin', 'cos', 'atan', 'exp', 'tanh'})\n"
         "def program(x):\n    for name in list(NAMES): x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "a set's order by unpacking": Row(
-        "NAMES = frozenset({'sin', 'cos', 'tan', 'exp', 'tanh'})\n"
+        "NAMES = frozenset({'sin', 'cos', 'atan', 'exp', 'tanh'})\n"
         "def program(x):\n    first, *others = NAMES\n    return getattr(torch, first)(x)", kept=False,
     ),
     "a set's order by a comprehension": Row(
-        "NAMES = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "NAMES = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for f in [getattr(torch, name) for name in NAMES]: x = f(x)\n    return x", kept=False,
     ),
     "a set's order by joining": Row(
-        "NAMES = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "NAMES = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for name in ' '.join(NAMES).split(): x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "what is taken from a set": Row(
-        "def program(x):\n    names = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n    return getattr(torch, names.pop())(x)",
+        "def program(x):\n    names = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n    return getattr(torch, names.pop())(x)",
         kept=False,
     ),
     "the next of a set": Row(
-        "NAMES = {'sin', 'cos', 'tan', 'exp', 'tanh'}\ndef program(x): return getattr(torch, next(iter(NAMES)))(x)",
+        "NAMES = {'sin', 'cos', 'atan', 'exp', 'tanh'}\ndef program(x): return getattr(torch, next(iter(NAMES)))(x)",
         kept=False,
     ),
     "a set's order in a union": Row(
-        "A, B = {'sin', 'cos'}, {'tan', 'exp', 'tanh'}\n"
+        "A, B = {'sin', 'cos'}, {'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for name in A | B: x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "the order of a difference of keys": Row(
-        "A = dict.fromkeys(['sin', 'cos', 'tan', 'exp', 'tanh'])\n"
+        "A = dict.fromkeys(['sin', 'cos', 'atan', 'exp', 'tanh'])\n"
         "def program(x):\n    for name in A.keys() - {'sin'}: x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "keys made of a set": Row(
-        "A = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "A = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for name in dict.fromkeys(A): x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "a list extended by a set": Row(
-        "A = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "A = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    names = []\n    names.extend(A)\n    names += A\n"
         "    for name in names: x = getattr(torch, name)(x)\n    return x", kept=False,
     ),
     "the least of a set by a key": Row(
-        "A = {'sin', 'cos', 'tan', 'exp'}\ndef program(x): return getattr(torch, min(A, key=lambda name: 0))(x)",
+        "A = {'sin', 'cos', 'atan', 'exp'}\ndef program(x): return getattr(torch, min(A, key=lambda name: 0))(x)",
         kept=False,
     ),
     "a sorted set": Row(
-        "A = {'sin', 'cos', 'tan', 'exp', 'tanh'}\n"
+        "A = {'sin', 'cos', 'atan', 'exp', 'tanh'}\n"
         "def program(x):\n    for name in sorted(A): x = getattr(torch, name)(x)\n    return x if 'sin' in A else -x",
-        ("'exp', 'tanh'}", "'exp'}"),
+        ("'exp', 'tanh'}", "'exp'}"), kept=False,
     ),
     "a set of numbers": Row(
         "A = {3, 5, 2}\ndef program(x):\n    for by in A: x = x * by + 1\n    return x", ("3, 5, 2", "3, 5"),
     ),
     "an attribute of an object": Row(
-        "class C: pass\nC = C()\nC.by = 2\ndef program(x): return x * C.by", after="world.C.by = 3"
+        "class C: pass\nONE = C()\nONE.by = 2\ndef program(x): return x * ONE.by", after="world.ONE.by = 3"
     ),
     "a name that hides a builtin": Row(
         "def program(x): return x * abs(-2)", after="world.abs = lambda n: 5"
@@ -520,16 +521,16 @@ ROWS: dict[str, Row] = {
     ),
     "code that was run as text": Row(
         "WORLD = {}\nexec(compile('def inner(x): return x * 2', '<cell>', 'exec'), WORLD)\ninner = WORLD['inner']\n"
-        "def program(x): return inner(x)", ("x * 2", "x * 3"), kept=False,
+        "def program(x): return inner(x)", ("x * 2", "x * 3"),
     ),
     "a name that is not there": Row(
-        "class C: pass\nC = C()\ndef program(x): return x * getattr(C, 'by', 2)", after="world.C.by = 5"
+        "class C: pass\nONE = C()\ndef program(x): return x * getattr(ONE, 'by', 2)", after="world.ONE.by = 5"
     ),
     "a global that is not there": Row(
         "def program(x):\n    try: return x * BY\n    except NameError: return x", after="world.BY = 5"
     ),
     "a module that was loaded": Row(
-        "import sys\ndef program(x): return x * 2 if 'wave' in sys.modules else x * 3", before="import wave", kept=False,
+        "import sys\ndef program(x): return x * 2 if 'wave' in sys.modules else x * 3", before="import wave",
     ),
     "a module that is missing": Row(
         "def program(x):\n    try: import kept_other\n    except ImportError: return x\n    return x * 2",
@@ -543,7 +544,7 @@ ROWS: dict[str, Row] = {
         "import copy\nclass C:\n    def __init__(self): self.by = 2\nONE = C()\n"
         "def program(x): return x * copy.copy(ONE).by",
         after="import copyreg\ndef made():\n    one = world.C(); one.by = 5; return one\n"
-        "copyreg.pickle(world.C, lambda one: (made, ()))",
+        "copyreg.pickle(world.C, lambda one: (made, ()))", kept=False,
     ),
     "what torch's trees know": Row(
         "import torch.utils._pytree as pytree\nclass C:\n    def __init__(self): self.by = 2\nONE = C()\n"
@@ -553,10 +554,10 @@ ROWS: dict[str, Row] = {
     ),
     # -- the process ----------------------------------------------------------------------------
     "an environment variable": Row(
-        "import os\ndef program(x): return x * float(os.environ.get('KEPT_BY', '2'))", environment={"KEPT_BY": "3"},
+        "import os\ndef program(x): return x * float(os.environ.get('KEPT_BY', '2'))", environment={"KEPT_BY": "3"}, kept=False,
     ),
     "an environment variable by getenv": Row(
-        "import os\ndef program(x): return x * float(os.getenv('KEPT_BY', '2'))", environment={"KEPT_BY": "3"},
+        "import os\ndef program(x): return x * float(os.getenv('KEPT_BY', '2'))", environment={"KEPT_BY": "3"}, kept=False,
     ),
     "an environment variable, read at import": Row(
         "import os\nBY = float(os.environ.get('KEPT_BY', '2'))\ndef program(x): return x * BY",
@@ -624,7 +625,7 @@ ROWS: dict[str, Row] = {
     ),
     "a hook's code": Row(
         "MODEL = nn.Sequential(nn.Tanh())\nMODEL[0].register_forward_hook(lambda m, a, r: r * 5)\n"
-        "def make(): return MODEL, (torch.ones(3),)", ("r * 5", "r * 6"), kept=False,
+        "def make(): return MODEL, (torch.ones(3),)", ("r * 5", "r * 6"),
     ),
     "a function of Python's library": Row(
         "import math\ndef program(x): return x * math.floor(2.5)", before="import math; math.floor = lambda n: 5"
@@ -651,7 +652,7 @@ ROWS: dict[str, Row] = {
         "    def emit(self, record): NOTES.append(record.getMessage())\nLOG = logging.getLogger('kept_log')\n"
         "LOG.addHandler(Handler())\ndef program(x):\n    if LOG.isEnabledFor(logging.DEBUG): x = x + 1\n"
         "    LOG.debug('said')\n    return x * 2",
-        after="import logging; logging.getLogger('kept_log').setLevel(logging.DEBUG)",
+        after="import logging; logging.getLogger('kept_log').setLevel(logging.DEBUG)", kept=False,
     ),
     "warnings that are errors": Row(
         "import warnings\ndef program(x):\n    warnings.warn('said')\n    return x * 2",
@@ -674,7 +675,7 @@ ROWS: dict[str, Row] = {
         "def take(x): return x[:2].clone()\nLIB.impl('take', take, 'CPU')\n"
         "torch.library.register_fake('kept_world::take', lambda x: x.new_empty(2), lib=LIB)\nOP = torch.ops.kept_world.take.default\n"
         "def program(x): return OP(x).shape[0] * x",
-        ("x[:2].clone()", "x[:3].clone()"), kept=False, differs=False,
+        ("x[:2].clone()", "x[:3].clone()"), kept=False,
     ),
     "a mark on a function": Row(
         "def inner(x): return x * 2\ndef program(x): return inner(x) + 1",
@@ -682,9 +683,9 @@ ROWS: dict[str, Row] = {
     ),
     "a class of tensors": Row(
         "class T(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, f, types, args=(), kwargs=None):\n"
-        "        return super().__torch_function__(f, types, args, kwargs or {}) * 2\n"
+        "        with torch._C.DisableTorchFunctionSubclass(): return f(*args, **(kwargs or {})) * 2\n"
         "def program(x): return x + 1\ndef make(): return program, (torch.ones(3).as_subclass(T),)",
-        ("or {}) * 2", "or {}) * 1"), kept=False,
+        ("{})) * 2", "{})) * 3"), kept=False,
     ),
     "a parameter's gradient": Row(
         "P = nn.Parameter(torch.ones(3))\ndef program(x): return x * 2 if P.grad is None else x * 3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import copy
@@ -43,6 +44,7 @@ from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES, TABLES_SHOWN
 from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
+from torchdynamo.outside.one_process import note_call, note_order, note_text
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
@@ -77,10 +79,10 @@ class CaptureWorld(PlainWorld):
         value = self.outside.global_get(fn.__globals__, name)
         if value is not MISSING:
             return value
-        builtins = fn.__builtins__  # type: ignore[attr-defined]
-        if name in builtins:
-            self.outside.builtins[name] = builtins[name]
-            return builtins[name]
+        own = fn.__builtins__  # type: ignore[attr-defined]
+        if name in own:
+            self.outside.builtins[name] = own[name]
+            return own[name]
         raise NameError(f"name {name!r} is not defined", name=name)
 
     def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
@@ -340,7 +342,7 @@ class CaptureWorld(PlainWorld):
         if made is not MISSING:
             return cast(str, made)
         self._need_words(value)
-        return self._shown(super().convert(concrete(value), how))
+        return note_text(self.outside, super().convert(concrete(value), how))
 
     def format_value(self, value: object, spec: str) -> str:
         made = self.outside.texts.format(value, spec)
@@ -350,7 +352,7 @@ class CaptureWorld(PlainWorld):
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return self._shown(_no_method_of_fake(super().format_value(concrete(value), spec)))
+            return note_text(self.outside, _no_method_of_fake(super().format_value(concrete(value), spec)))
 
     def join_texts(self, parts: object) -> str:
         made = self.outside.texts.of(joined, "", *parts)
@@ -375,6 +377,7 @@ class CaptureWorld(PlainWorld):
         self.know_methods(obj, "__iter__", "__getitem__")
         self.outside.refuse_opaque(obj)
         self.outside.refuse_iterator(obj)
+        note_order(self.outside.externals, obj)
         return super().iterate(obj)
 
     def advance(self, iterator: object) -> object:
@@ -488,7 +491,7 @@ class CaptureWorld(PlainWorld):
         if op == "%" and isinstance(a, str):
             self._need_words(*(b if type(b) is tuple else (b,)))
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
-        return self._shown(super().binary(op, a, b)) if result is MISSING else result
+        return note_text(self.outside, super().binary(op, a, b)) if result is MISSING else result
 
     def inplace(self, op: str, a: object, b: object) -> object:
         refuse_growing(None, (b,), {})
@@ -540,6 +543,7 @@ class CaptureWorld(PlainWorld):
 
     def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> object:
         """What an `import` of the program gives, for the names of `namespace`."""
+        self.outside.builtins["__import__"] = builtins.__import__
         return imports.captured(self.outside.externals, self._has, name, namespace, fromlist, level)
 
     def _has(self, module: types.ModuleType, name: str) -> bool:
@@ -650,12 +654,11 @@ class CaptureWorld(PlainWorld):
         return _keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
 
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if getattr(fn, "__module__", None) == "sys" or getattr(fn, "__name__", None) in _OF_THIS_PROCESS:
-            self.outside.externals.unkept = f"what {getattr(fn, '__qualname__', fn)}() gives here"
+        note_call(self.outside, fn, args)
         if not _keeps_texts(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
-            return self._shown(_no_method_of_fake(super().call_leaf(fn, args, kwargs)))
+            return note_text(self.outside, _no_method_of_fake(super().call_leaf(fn, args, kwargs)))
         with self._numbers_shown(), self.outside.floats.looked_at(fn):
             try:
                 made = super().call_leaf(fn, args, kwargs)
@@ -666,13 +669,7 @@ class CaptureWorld(PlainWorld):
                 self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
-            return self._shown(_no_method_of_fake(made))
-
-    def _shown(self, made: Made) -> Made:
-        """What C code has made: a text that tells an address tells it in this process alone."""
-        if isinstance(made, str) and " at 0x" in made:
-            self.outside.externals.unkept = "the text of an object tells its address"
-        return made
+            return note_text(self.outside, _no_method_of_fake(made))
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -726,8 +723,6 @@ class CaptureWorld(PlainWorld):
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
 
-
-_OF_THIS_PROCESS = frozenset({"hash", "__hash__", "id"})  # C functions whose answers are its own
 
 
 def _no_method_of_fake(made: Made) -> Made:

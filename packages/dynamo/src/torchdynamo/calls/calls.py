@@ -659,6 +659,9 @@ class Calls:
     def _module(self, fn: Callee | None, args: Args, kwargs: Kwargs) -> object:
         """`nn.Module.__call__(module, ...)`, spelt out by the program or found along the MRO."""
         module = args[0]
+        within = self.outside.classes.get(type(module), "_call_impl")
+        if fn is not _CALL_IMPL and within is not None and within[0] is not _CALL_IMPL:
+            return Redirect(within[0], args, kwargs)
         if self.outside.has_plain_call(module):
             return Redirect(self.outside.forward_of(module), args[1:], kwargs)
         if self.outside.has_backward_hooks(module):

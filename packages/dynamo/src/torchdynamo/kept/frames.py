@@ -234,6 +234,7 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
         raise NotKept("its sizes are marked, or its inputs computed")
     if _ADDRESS in emitted.text:
         raise NotKept("an address is written into it")
+    _hold_builtins(function)
 
     def reached(obj: object) -> Sequence[Source]:
         known = externals.by_original.get(id(obj))
@@ -277,6 +278,12 @@ def _as_python_has(name: str, value: Any) -> str:
     return name
 
 
+def _hold_builtins(function: types.FunctionType) -> None:
+    """Raises NotKept where a function finds other builtins than Python's module of them has."""
+    if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        raise NotKept(f"{function.__qualname__} has builtins of its own")
+
+
 _CONSTANTS = (True, False, None, NotImplemented, ..., __debug__)
 _OTHER_NAMES = {"IOError": ("OSError",), "EnvironmentError": ("OSError",)}
 _ADDRESS = " at 0x"
@@ -286,6 +293,7 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     """The frame of this process's objects. Raises whatever says that it does not fit."""
     for name in kept.builtins:
         _as_python_has(name, vars(builtins)[name])
+    _hold_builtins(function)
     finder: Finder
     reader: Reader
     pinned = _Places(lambda key: finder.objects[kept.pins[key]])
@@ -325,6 +333,8 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     if kept.graph is not None:
         texts = [source.expression() for source in sources]
         graph = graphs.made(kept.graph, reader, inputs, texts, kept.title)
+    for _, place, _ in kept.codes:
+        _hold_builtins(finder.objects[place])
     states = {state.name: state for state in AMBIENT}
     return Emitted(
         guards, held, graph, [GraphInput(*pair) for pair in zip(inputs, sources, strict=True)], kept.text, kept.module,
