@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -50,8 +50,6 @@ from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.sources import Attribute, own_dict
 
-Made = TypeVar("Made")
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSuper:
@@ -83,6 +81,7 @@ class CaptureWorld(PlainWorld):
         if name in own:
             self.outside.builtins[name] = own[name]
             return own[name]
+        self.outside.absent.append((own, name))
         raise NameError(f"name {name!r} is not defined", name=name)
 
     def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
@@ -151,7 +150,7 @@ class CaptureWorld(PlainWorld):
                 raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
             if name == "args":
                 self._need_words(obj)
-        if isinstance(obj, types.ModuleType):
+        if type(obj) is types.ModuleType:
             value = self.outside.module_get(obj, name)
             return super().getattr(obj, name) if value is MISSING else value
         if isinstance(obj, nn.Module) and modules.uses_plain_getattr(type(obj)):
@@ -352,7 +351,7 @@ class CaptureWorld(PlainWorld):
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return note_text(self.outside, _no_method_of_fake(super().format_value(concrete(value), spec)))
+            return note_text(self.outside, super().format_value(concrete(value), spec))
 
     def join_texts(self, parts: object) -> str:
         made = self.outside.texts.of(joined, "", *parts)
@@ -597,6 +596,7 @@ class CaptureWorld(PlainWorld):
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
             return self.calls.handle(fn, args[:2], {})  # what follows is for __init__
         if fn is str.join and len(args) == 2 and type(args[1]) not in (str, list, tuple):
+            note_order(self.outside.externals, args[1])
             args = (args[0], list(cast("Iterable[object]", args[1])))
         made = self.outside.texts.call(fn, args, kwargs)
         if made is not MISSING:
@@ -658,7 +658,7 @@ class CaptureWorld(PlainWorld):
         if not _keeps_texts(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
-            return note_text(self.outside, _no_method_of_fake(super().call_leaf(fn, args, kwargs)))
+            return note_text(self.outside, super().call_leaf(fn, args, kwargs))
         with self._numbers_shown(), self.outside.floats.looked_at(fn):
             try:
                 made = super().call_leaf(fn, args, kwargs)
@@ -669,7 +669,7 @@ class CaptureWorld(PlainWorld):
                 self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
-            return note_text(self.outside, _no_method_of_fake(made))
+            return note_text(self.outside, made)
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -722,14 +722,6 @@ class CaptureWorld(PlainWorld):
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
-
-
-
-def _no_method_of_fake(made: Made) -> Made:
-    """What C code has made, but no text of a method of what stands in for a tensor."""
-    if isinstance(made, str) and f"of {FakeTensor.__name__} object at" in made:
-        raise BreakGraph("tensor_repr", "the text of a tensor's method")
-    return made
 
 
 def _only_keeps(fn: object) -> bool:

@@ -89,9 +89,10 @@ class Contents:
     # -- classes ----------------------------------------------------------------------------
 
     def _class(self, kind: type) -> object:
-        """All that is in the class, in those that it inherits from, and in what makes it: `isinstance` asks that without
-        a guard. Of torch's classes and of C the names say it: what is looked up in torch's, guards compare."""
-        return tuple(self._own_part(klass) for klass in (*kind.__mro__, *type(kind).__mro__[:-2]))
+        """All that is in the class, in those that it inherits from, and in its own class, which `isinstance` asks
+        without a guard. Of torch's and of C the names say it: what is looked up in torch's, guards compare."""
+        meta: type = type(kind)
+        return tuple(self._own_part(klass) for klass in (*kind.__mro__, *meta.__mro__[:-2]))
 
     def _own_part(self, kind: type) -> object:
         found = self._classes.get(kind)
@@ -155,7 +156,8 @@ class Contents:
 
     def _held(self, value: object, depth: int) -> object:
         """What a descriptor calls, which is read without a guard."""
-        if value is None or isinstance(value, (types.FunctionType, *_C_FUNCTIONS)):
+        of_c = isinstance(value, type) and not may_change(value)
+        if value is None or of_c or isinstance(value, (types.FunctionType, *_C_FUNCTIONS)):
             return self._part(value, depth)
         raise NotKept(f"a descriptor calls a {_name(type(value))}")
 
@@ -232,7 +234,8 @@ _C_FUNCTIONS = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 _TOLD_BY_TEXT: tuple[type, ...] = (
-    types.GenericAlias, types.UnionType, typing.TypeVar, typing.ParamSpec, torch._ops.OpOverload, torch._ops.OpOverloadPacket, type(typing.Any),
+    types.GenericAlias, types.UnionType,
+    typing.TypeVar, typing.ParamSpec, torch._ops.OpOverload, torch._ops.OpOverloadPacket, type(typing.Any),
     type(typing.Optional), type(list[int]), type(torch.__version__), type(typing.Union[int, str]),
     type(sys.version_info), type(sys.flags), type(sys.float_info), type(sys.int_info),
 )  # fmt: skip

@@ -12,8 +12,10 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from primtorch.fake import FakeTensor
 from torchdynamo.outside.externals import Externals, is_trusted_module
 from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import BreakGraph
 
 Made = TypeVar("Made")
 
@@ -38,8 +40,14 @@ def note_call(outside: Outside, fn: Any, args: tuple[object, ...]) -> None:
 
 
 def note_text(outside: Outside, made: Made) -> Made:
-    """What C code has made: a text that tells an address tells it in this process alone."""
+    """What C code has made: a text that tells an address tells it in this process alone.
+
+    Raises:
+        BreakGraph: it is that of a method of what stands in for a tensor.
+    """
     if isinstance(made, str) and " at 0x" in made:
+        if f"of {FakeTensor.__name__} object at" in made:
+            raise BreakGraph("tensor_repr", "the text of a tensor's method")
         outside.externals.unkept = "the text of an object tells its address"
     return made
 
