@@ -46,10 +46,10 @@ class CompileOptions:
         },
     )
     keep_frames: bool = field(
-        default=False,
+        default=True,
         metadata={
             "doc": "keep what capture made of a call in the cache folder, too: another process whose code, modules and "
-            "arguments are the same captures nothing (TORCHCOMPILE_KEEP_FRAMES=1)"
+            "arguments are the same captures nothing (TORCHCOMPILE_KEEP_FRAMES=0 keeps none)"
         },
     )
     cxx: str | None = field(

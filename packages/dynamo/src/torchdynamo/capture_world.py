@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import copy
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -43,12 +44,11 @@ from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES, TABLES_SHOWN
 from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
+from torchdynamo.outside.one_process import note_call, note_order, note_text
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.sources import Attribute, own_dict
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,11 @@ class CaptureWorld(PlainWorld):
         value = self.outside.global_get(fn.__globals__, name)
         if value is not MISSING:
             return value
-        builtins = fn.__builtins__  # type: ignore[attr-defined]
-        if name in builtins:
-            self.outside.builtins[name] = builtins[name]
-            return builtins[name]
+        own = fn.__builtins__  # type: ignore[attr-defined]
+        if name in own:
+            self.outside.builtins[name] = own[name]
+            return own[name]
+        self.outside.absent.append((own, name))
         raise NameError(f"name {name!r} is not defined", name=name)
 
     def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
@@ -149,7 +150,7 @@ class CaptureWorld(PlainWorld):
                 raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
             if name == "args":
                 self._need_words(obj)
-        if isinstance(obj, types.ModuleType):
+        if type(obj) is types.ModuleType:
             value = self.outside.module_get(obj, name)
             return super().getattr(obj, name) if value is MISSING else value
         if isinstance(obj, nn.Module) and modules.uses_plain_getattr(type(obj)):
@@ -340,7 +341,7 @@ class CaptureWorld(PlainWorld):
         if made is not MISSING:
             return cast(str, made)
         self._need_words(value)
-        return self._shown(super().convert(concrete(value), how))
+        return note_text(self.outside, super().convert(concrete(value), how))
 
     def format_value(self, value: object, spec: str) -> str:
         made = self.outside.texts.format(value, spec)
@@ -350,7 +351,7 @@ class CaptureWorld(PlainWorld):
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return self._shown(_no_method_of_fake(super().format_value(concrete(value), spec)))
+            return note_text(self.outside, super().format_value(concrete(value), spec))
 
     def join_texts(self, parts: object) -> str:
         made = self.outside.texts.of(joined, "", *parts)
@@ -375,6 +376,7 @@ class CaptureWorld(PlainWorld):
         self.know_methods(obj, "__iter__", "__getitem__")
         self.outside.refuse_opaque(obj)
         self.outside.refuse_iterator(obj)
+        note_order(self.outside.externals, obj)
         return super().iterate(obj)
 
     def advance(self, iterator: object) -> object:
@@ -488,7 +490,7 @@ class CaptureWorld(PlainWorld):
         if op == "%" and isinstance(a, str):
             self._need_words(*(b if type(b) is tuple else (b,)))
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
-        return self._shown(super().binary(op, a, b)) if result is MISSING else result
+        return note_text(self.outside, super().binary(op, a, b)) if result is MISSING else result
 
     def inplace(self, op: str, a: object, b: object) -> object:
         refuse_growing(None, (b,), {})
@@ -540,6 +542,7 @@ class CaptureWorld(PlainWorld):
 
     def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> object:
         """What an `import` of the program gives, for the names of `namespace`."""
+        self.outside.builtins["__import__"] = builtins.__import__
         return imports.captured(self.outside.externals, self._has, name, namespace, fromlist, level)
 
     def _has(self, module: types.ModuleType, name: str) -> bool:
@@ -593,6 +596,7 @@ class CaptureWorld(PlainWorld):
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
             return self.calls.handle(fn, args[:2], {})  # what follows is for __init__
         if fn is str.join and len(args) == 2 and type(args[1]) not in (str, list, tuple):
+            note_order(self.outside.externals, args[1])
             args = (args[0], list(cast("Iterable[object]", args[1])))
         made = self.outside.texts.call(fn, args, kwargs)
         if made is not MISSING:
@@ -650,12 +654,11 @@ class CaptureWorld(PlainWorld):
         return _keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
 
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if getattr(fn, "__module__", None) == "sys" or getattr(fn, "__name__", None) in _OF_THIS_PROCESS:
-            self.outside.externals.unkept = f"what {getattr(fn, '__qualname__', fn)}() gives here"
+        note_call(self.outside, fn, args)
         if not _keeps_texts(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
-            return self._shown(_no_method_of_fake(super().call_leaf(fn, args, kwargs)))
+            return note_text(self.outside, super().call_leaf(fn, args, kwargs))
         with self._numbers_shown(), self.outside.floats.looked_at(fn):
             try:
                 made = super().call_leaf(fn, args, kwargs)
@@ -666,13 +669,7 @@ class CaptureWorld(PlainWorld):
                 self.outside.floats.need(fn, args, kwargs)
                 self._need_numbers(error)
                 made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
-            return self._shown(_no_method_of_fake(made))
-
-    def _shown(self, made: Made) -> Made:
-        """What C code has made: a text that tells an address tells it in this process alone."""
-        if isinstance(made, str) and " at 0x" in made:
-            self.outside.externals.unkept = "the text of an object tells its address"
-        return made
+            return note_text(self.outside, made)
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -725,16 +722,6 @@ class CaptureWorld(PlainWorld):
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
-
-
-_OF_THIS_PROCESS = frozenset({"hash", "__hash__", "id"})  # C functions whose answers are its own
-
-
-def _no_method_of_fake(made: Made) -> Made:
-    """What C code has made, but no text of a method of what stands in for a tensor."""
-    if isinstance(made, str) and f"of {FakeTensor.__name__} object at" in made:
-        raise BreakGraph("tensor_repr", "the text of a tensor's method")
-    return made
 
 
 def _only_keeps(fn: object) -> bool:

@@ -384,7 +384,7 @@ class Calls:
         if changes:
             ambient.restore(before)
             raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
-        if result is not None and not isinstance(result, torch.Tensor):
+        if not isinstance(result, torch.Tensor) and (result is not None or _is_question(fn)):
             self.outside.answers.append((fn, args, result))
             if kwargs:
                 self.outside.externals.unkept = f"what {fn.__name__}() gives here"
@@ -659,6 +659,9 @@ class Calls:
     def _module(self, fn: Callee | None, args: Args, kwargs: Kwargs) -> object:
         """`nn.Module.__call__(module, ...)`, spelt out by the program or found along the MRO."""
         module = args[0]
+        within = self.outside.classes.get(type(module), "_call_impl")
+        if fn is not _CALL_IMPL and within is not None and within[0] is not _CALL_IMPL:
+            return Redirect(within[0], args, kwargs)
         if self.outside.has_plain_call(module):
             return Redirect(self.outside.forward_of(module), args[1:], kwargs)
         if self.outside.has_backward_hooks(module):
@@ -689,6 +692,11 @@ _LINES_OF_SOURCE = (
 _SEEN_BY_NO_MODE = frozenset({"set_"})
 # Methods that change what autograd knows of a tensor, in place; of tensors that the program made, graphs hold them.
 _METADATA_WRITES = frozenset({"requires_grad_", "detach_"}) | _SEEN_BY_NO_MODE
+
+
+def _is_question(fn: Callee) -> bool:
+    """Whether None is the answer of a function of C, and not that of one which is called for what it does."""
+    return str(fn.__name__).lstrip("_").startswith(("get", "is", "has", "current"))
 
 
 def _changes_nothing(fn: Callee, args: Args, kwargs: Kwargs) -> bool:

@@ -151,10 +151,14 @@ def type_attribute(world: World, cls: type, name: str) -> object:
 
 def module_attribute(world: World, module: object, name: str) -> object:
     """An attribute of a module: its own, its class's, or what its `__getattr__` gives."""
-    value = world.instance_get(module, name)
+    cls = type(module)
+    if may_change(cls):  # a class of the program's, which may have properties
+        value = instance_attribute(world, module, name)
+    else:
+        value = world.instance_get(module, name)
     if value is not MISSING:
         return value
-    if world.class_get(type(module), name) is not None:
+    if not may_change(cls) and world.class_get(cls, name) is not None:
         return world.leaf_getattr(module, name)
     hook = world.instance_get(module, "__getattr__")
     if hook is not MISSING:

@@ -187,8 +187,11 @@ class OperatorOpcodes(FrameState):
 
     @opcode()
     def SET_UPDATE(self, depth: int) -> None:
-        iterator = self.world.iterate(self.stack.pop())
-        made = self.stack[-depth]
+        given, made = self.stack.pop(), self.stack[-depth]
+        if type(given) is frozenset and not made:  # of constants: in the order that C code gives a set of them
+            made.update(given)
+            return
+        iterator = self.world.iterate(given)
         for part in self.consume(iterator):
             made.add(self.key(made, part))
 

@@ -7,11 +7,16 @@ change while the object is the same (attributes, contents of cells, globals) gua
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import hashlib
 import marshal
 import operator
+import pathlib
+import re
 import sys
 import types
 import typing
@@ -20,9 +25,10 @@ from typing import Any
 
 import torch
 
+from torchdynamo.graph import numpy_values
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.marks import mark_of
-from torchdynamo.outside.externals import is_trusted_module
+from torchdynamo.outside.externals import CONSTANT_TYPES
 
 
 class NotKept(Exception):
@@ -83,14 +89,16 @@ class Contents:
     # -- classes ----------------------------------------------------------------------------
 
     def _class(self, kind: type) -> object:
-        """All that is in the class and in those that it inherits from. Of torch and Python the names say it."""
-        return tuple(self._own_part(klass) for klass in kind.__mro__)
+        """All that is in the class, in those that it inherits from, and in its own class, which `isinstance` asks
+        without a guard. Of torch's and of C the names say it: what is looked up in torch's, guards compare."""
+        meta: type = type(kind)
+        return tuple(self._own_part(klass) for klass in (*kind.__mro__, *meta.__mro__[:-2]))
 
     def _own_part(self, kind: type) -> object:
         found = self._classes.get(kind)
         if found is None:
             found = (_name(kind), _name(type(kind)), kind.__flags__ & _LASTING_FLAGS)
-            if may_change(kind) and not is_trusted_module(kind.__module__):
+            if may_change(kind) and str(kind.__module__).partition(".")[0] != "torch":
                 table = _CLASS_DICT(kind)
                 found = (*found, *((key, self._member(table[key])) for key in table if key not in _VOLATILE))
             self._classes[kind] = found
@@ -114,6 +122,8 @@ class Contents:
             return kind.__name__, repr(value)
         if isinstance(value, type):
             return "class", _name(value)
+        if kind in CONSTANT_TYPES:  # that guards read with what holds them
+            return self._constant(value)
         if depth > _DEEPEST:
             return (_name(kind),)
         if kind is tuple or kind is list:
@@ -123,8 +133,10 @@ class Contents:
         if kind is dict:
             return "dict", tuple((self._part(k, depth + 1), self._part(v, depth + 1)) for k, v in value.items())
         if kind in _HOLDERS:
-            names = _HOLDERS[kind]
-            return _name(kind), tuple(self._part(getattr(value, name), depth + 1) for name in names)
+            parts = tuple(self._held(getattr(value, name), depth + 1) for name in _HOLDERS[kind])
+            return _name(kind), parts
+        if kind in _GETTERS:
+            return _name(kind), repr([self._constant(part) for part in value.__reduce__()[1]])
         if kind in _C_FUNCTIONS:
             owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
             owned = _name(owner) if isinstance(owner, type) else getattr(owner, "__name__", None)
@@ -135,12 +147,31 @@ class Contents:
             return _name(kind), repr(value.cache_parameters()), self._part(value.__wrapped__, depth + 1)
         if isinstance(value, enum.Enum):
             return _name(kind), value.name, self._part(value.value, depth + 1)
-        if isinstance(value, types.ModuleType):
-            return "module", value.__name__
+        if isinstance(value, types.ModuleType):  # properties of its class come before what is in it
+            return "module", value.__name__, kind is types.ModuleType or self._class(kind)
         if isinstance(value, _TOLD_BY_TEXT):
             text = repr(value)
             return (_name(kind), text) if " at 0x" not in text else (_name(kind),)
         return (_name(kind),)
+
+    def _held(self, value: object, depth: int) -> object:
+        """What a descriptor calls, which is read without a guard."""
+        of_c = isinstance(value, type) and not may_change(value)
+        if value is None or of_c or isinstance(value, (types.FunctionType, *_C_FUNCTIONS)):
+            return self._part(value, depth)
+        raise NotKept(f"a descriptor calls a {_name(type(value))}")
+
+    def _constant(self, value: Any) -> object:
+        """An immutable value, by all that it says."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind.__name__, repr(value)
+        if kind in numpy_values.SCALARS and not value.dtype.hasobject:
+            return _name(kind), repr(value.dtype), value.tobytes()
+        told = _CONSTANTS.get(kind)
+        if told is None:
+            raise NotKept(f"a {_name(kind)} has no form")
+        return _name(kind), repr(told(value))
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -169,7 +200,8 @@ def _name(kind: type) -> str:
 _CLASS_DICT: Callable[[type], Any] = type.__dict__["__dict__"].__get__
 _DEEPEST = 4  # functions behind functions, parts of parts
 _EMPTY = types.CellType()
-_LASTING_FLAGS = 1 << 7 | 1 << 8 | 1 << 9  # no instances, immutable, of the heap
+# Patterns take it for a sequence, for a mapping; no instances, immutable, of the heap.
+_LASTING_FLAGS = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9
 # Names that Python or its library puts into a class while it lives, or that say nothing of what it does.
 _VOLATILE = frozenset(
     {
@@ -182,22 +214,27 @@ _HOLDERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     functools.cached_property: ("func",),
-    functools.partialmethod: ("func", "args", "keywords"),
 }
+_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _PLAIN = frozenset(
     {
         int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range, torch.dtype,
         torch.device, torch.layout, torch.memory_format, torch.Size,
     }
 )  # fmt: skip
-_C_FUNCTIONS = frozenset(
-    {
-        types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
-        types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-    }
+# Immutable values that are no more than what these say.
+_CONSTANTS: dict[type, Callable[[Any], object]] = {
+    **dict.fromkeys((decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, torch.qscheme), repr),
+    **dict.fromkeys((pathlib.PosixPath, pathlib.PurePosixPath), str),
+    **dict.fromkeys((torch.finfo, torch.iinfo), lambda facts: (type(facts), facts.dtype)),
+    re.Pattern: lambda pattern: (pattern.pattern, pattern.flags),
+}
+_C_FUNCTIONS = (
+    types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 _TOLD_BY_TEXT: tuple[type, ...] = (
-    operator.itemgetter, operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType,
+    types.GenericAlias, types.UnionType,
     typing.TypeVar, typing.ParamSpec, torch._ops.OpOverload, torch._ops.OpOverloadPacket, type(typing.Any),
     type(typing.Optional), type(list[int]), type(torch.__version__), type(typing.Union[int, str]),
     type(sys.version_info), type(sys.flags), type(sys.float_info), type(sys.int_info),

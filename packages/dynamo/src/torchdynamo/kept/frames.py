@@ -57,6 +57,7 @@ class KeptFrame:
         pins: by place among what the generated function holds, the object's place among the names.
         fixed: [source, digest] of what was read without a guard.
         builtins: names that the program read as Python has them.
+        absent: [module, name] of what the program missed in modules that no guard asks.
         answers: [function, arguments, answer] of torch's questions about the process.
         codes: [module, function, way] of the code that was interpreted.
         states: names of what the graph switches.
@@ -71,6 +72,7 @@ class KeptFrame:
     guards: list[Row]
     fixed: list[Row]
     builtins: list[str]
+    absent: list[Row]
     answers: list[Row]
     codes: list[Row]
     inputs: list[int]
@@ -234,6 +236,7 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
         raise NotKept("its sizes are marked, or its inputs computed")
     if _ADDRESS in emitted.text:
         raise NotKept("an address is written into it")
+    _hold_builtins(function)
 
     def reached(obj: object) -> Sequence[Source]:
         known = externals.by_original.get(id(obj))
@@ -259,10 +262,11 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
                 raise
     graph = None if emitted.graph is None else graphs.written(emitted.graph, writer)
     inputs = [writer.source(item.source) for item in emitted.inputs if item.source is not None]
+    absent = list(map(list, dict.fromkeys(map(_absence, outside.absent))))
     own = sorted(_as_python_has(name, value) for name, value in outside.builtins.items())
     return KeptFrame(
         namer.rows, namer.digests, writer.frames, writer.stacks, writer.sources, pins, guards,
-        fixed, own, answers, codes, inputs, graph,
+        fixed, own, absent, answers, codes, inputs, graph,
         "" if emitted.graph is None else type(emitted.graph).__name__, emitted.text, emitted.module,
         list(emitted.written), [state.name for state in emitted.states],
     )  # fmt: skip
@@ -277,6 +281,21 @@ def _as_python_has(name: str, value: Any) -> str:
     return name
 
 
+def _absence(missed: tuple[dict[str, object], str]) -> tuple[str, str]:
+    """[module, name] of a name that a module's globals lack."""
+    namespace, name = missed
+    module = str(namespace.get("__name__"))
+    if vars(sys.modules.get(module, types)) is not namespace:
+        raise NotKept(f"{name} is missing where no module is")
+    return module, name
+
+
+def _hold_builtins(function: types.FunctionType) -> None:
+    """Raises NotKept where a function finds other builtins than Python's module of them has."""
+    if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        raise NotKept(f"{function.__qualname__} has builtins of its own")
+
+
 _CONSTANTS = (True, False, None, NotImplemented, ..., __debug__)
 _OTHER_NAMES = {"IOError": ("OSError",), "EnvironmentError": ("OSError",)}
 _ADDRESS = " at 0x"
@@ -286,6 +305,9 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     """The frame of this process's objects. Raises whatever says that it does not fit."""
     for name in kept.builtins:
         _as_python_has(name, vars(builtins)[name])
+    if any(name in vars(sys.modules[module]) for module, name in kept.absent):
+        raise NotKept("a name is there that was missing")
+    _hold_builtins(function)
     finder: Finder
     reader: Reader
     pinned = _Places(lambda key: finder.objects[kept.pins[key]])
@@ -325,6 +347,8 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     if kept.graph is not None:
         texts = [source.expression() for source in sources]
         graph = graphs.made(kept.graph, reader, inputs, texts, kept.title)
+    for _, place, _ in kept.codes:
+        _hold_builtins(finder.objects[place])
     states = {state.name: state for state in AMBIENT}
     return Emitted(
         guards, held, graph, [GraphInput(*pair) for pair in zip(inputs, sources, strict=True)], kept.text, kept.module,

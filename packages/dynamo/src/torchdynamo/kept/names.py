@@ -70,7 +70,9 @@ class Namer:
 
     def _know(self, held: object) -> None:
         """A function's cells and code, and those of functions behind it."""
-        todo = [held]
+        if type(held) is not types.FunctionType or id(held) in self._seen:
+            return
+        todo: list[object] = [held]
         while todo:
             one = todo.pop()
             if not isinstance(one, types.FunctionType) or id(one) in self._seen:
@@ -126,8 +128,10 @@ class Namer:
         class's digest says what they are; and methods that were made by text have code of other names."""
         while self._classes:
             for held in vars(self._classes.popitem()[0]).values():
-                for one in (held, *(_own(held, part) for part in _PARTS)):
-                    self._know(one)
+                self._know(held)
+                if isinstance(held, (types.FunctionType, functools._lru_cache_wrapper, *_HOLDERS)):
+                    for part in _PARTS:
+                        self._know(_own(held, part))
 
     def _look_for(self, module: str, qualname: str) -> None:
         """Learns the code of what goes by a qualified name."""

@@ -93,6 +93,7 @@ class Writer:
         self._sources: dict[Source, int] = {}
         self._frames: dict[UserFrame, int] = {}
         self._stacks: dict[tuple[UserFrame, ...], int] = {}
+        self._told: dict[int, tuple[tuple[UserFrame, ...], int]] = {}  # by identity: most are one object for many
 
     def value(self, value: object) -> object:
         """A plain value as it is, any other object by its name."""
@@ -129,11 +130,16 @@ class Writer:
 
     def stack(self, frames: tuple[UserFrame, ...]) -> int:
         """The place of a stack of the user's frames; -1 for none."""
+        if id(frames) not in self._told:
+            self._told[id(frames)] = frames, self._stack(frames)
+        return self._told[id(frames)][1]
+
+    def _stack(self, frames: tuple[UserFrame, ...]) -> int:
         if not frames:
             return -1
         place = self._stacks.get(frames)
         if place is None:
-            row = [self.stack(frames[:-1]), self._frame(frames[-1])]
+            row = [self._stack(frames[:-1]), self._frame(frames[-1])]
             place = self._stacks[frames] = len(self.stacks)
             self.stacks.append(row)
         return place

@@ -87,6 +87,8 @@ def captured(
     level: int,
 ) -> types.ModuleType:
     """What `__import__` gives the captured program; `has` asks for a module's attribute as the program would."""
+    if builtins.__import__ is not BUILTIN:
+        raise BreakGraph("import", f"import of {name} by what stands for builtins.__import__")
     absolute = absolute_name(name, namespace, level)
     module = loaded(absolute)
     if module is None or absolute is None:

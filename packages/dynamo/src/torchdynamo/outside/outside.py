@@ -115,6 +115,7 @@ class Outside:
         self.interpreted: dict[types.CodeType, str] = {}  # called functions' code, and their modules
         self.builtins: dict[str, object] = {}  # that the program has read, by name: without guards
         self.answers: list[tuple[Callable[..., object], tuple[object, ...], object]] = []  # of torch, without guards
+        self.absent: list[tuple[dict[str, object], str]] = []  # names that modules which are taken as fixed lack
         self.emitted = 0  # log records and warnings so far
         self._alive: list[object] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -126,7 +127,7 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        held += (self.classes.made, self.classes.found, externals.fixed, self.builtins, self.answers)
+        held += (self.classes.made, self.classes.found, externals.fixed, self.builtins, self.answers, self.absent)
         for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows, self._alive, self._cells):
             table.clear()
         self.overlays.clear()
@@ -333,7 +334,9 @@ class Outside:
         if written is not MISSING:
             return MISSING if written is DELETED else written
         if name not in namespace:
-            if not is_trusted_module(str(namespace.get("__name__"))):
+            if is_trusted_module(str(namespace.get("__name__"))):
+                self.absent.append((namespace, name))
+            else:
                 self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
             return MISSING
         return self.externals.wrap(namespace[name], self._global_source(namespace, name))

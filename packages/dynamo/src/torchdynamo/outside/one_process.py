@@ -1,0 +1,113 @@
+"""What capture takes over from this process: held against another one's world, or it keeps the frame from being kept.
+
+`Externals.unkept` says why no other process may have what was captured; `Outside.answers` and `Outside.builtins` hold
+what another process is asked before it has.
+"""
+
+from __future__ import annotations
+
+import abc
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from primtorch.fake import FakeTensor
+from torchdynamo.outside.externals import Externals, is_trusted_module
+from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import BreakGraph
+
+Made = TypeVar("Made")
+
+_SETS = (set, frozenset)
+_OF_THIS_PROCESS = frozenset({"hash", "__hash__", "id"})  # C functions whose answers are its own
+_CLASS_QUESTIONS = (isinstance, issubclass)
+# Types whose objects have the same hash in every process; texts have another one in each.
+_HASHED_ALIKE = frozenset({int, float, complex, bool})
+# Of sets and what is asked about them, what gives the same whatever their order.
+_WITHOUT_ORDER: tuple[object, ...] = (len, bool, set, frozenset, isinstance)
+_SHOW_ORDER = frozenset({"pop", "__iter__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__format__"})
+
+
+def note_call(outside: Outside, fn: Any, args: tuple[object, ...]) -> None:
+    """A function of C is called, whose answer may be one of this process alone."""
+    if getattr(fn, "__module__", None) == "sys" or getattr(fn, "__name__", None) in _OF_THIS_PROCESS:
+        outside.externals.unkept = f"what {getattr(fn, '__qualname__', fn)}() gives here"
+    if any(isinstance(arg, _SETS) for arg in (*args, getattr(fn, "__self__", None))) and _asks_order(fn):
+        note_order(outside.externals, *args, getattr(fn, "__self__", None))
+    if any(fn is question for question in _CLASS_QUESTIONS) and len(args) == 2:
+        _note_registered(outside, fn, *args)
+
+
+def note_text(outside: Outside, made: Made) -> Made:
+    """What C code has made: a text that tells an address tells it in this process alone.
+
+    Raises:
+        BreakGraph: it is that of a method of what stands in for a tensor.
+    """
+    if isinstance(made, str) and " at 0x" in made:
+        if f"of {FakeTensor.__name__} object at" in made:
+            raise BreakGraph("tensor_repr", "the text of a tensor's method")
+        outside.externals.unkept = "the text of an object tells its address"
+    return made
+
+
+# -- sets --------------------------------------------------------------------------------------
+
+
+def note_order(externals: Externals, *values: object) -> None:
+    """Something hangs on the order of what is in these, which for sets of texts differs between processes."""
+    for value in values:
+        if isinstance(value, _SETS) and len(value) > 1 and not all(map(_is_hashed_alike, value)):
+            externals.unkept = "the order of a set"
+
+
+def _is_hashed_alike(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_hashed_alike, value))
+    return type(value) in _HASHED_ALIKE
+
+
+def _asks_order(fn: Any) -> bool:
+    if any(fn is one for one in _WITHOUT_ORDER):
+        return False
+    owner = getattr(fn, "__objclass__", None) or type(getattr(fn, "__self__", None))
+    return not issubclass(owner, _SETS) or fn.__name__ in _SHOW_ORDER
+
+
+# -- classes that are registered with others ---------------------------------------------------
+
+
+def _note_registered(outside: Outside, fn: Callable[..., object], asked: object, classes: object) -> None:
+    """`isinstance` and `issubclass` by an abstract class hang on what was registered with it, and guards read none of
+    that: another process is asked the same."""
+    kind = asked if fn is issubclass else outside.type_of(asked)
+    for abstract in _classes_in(classes):
+        if type(abstract) is type or not isinstance(abstract, abc.ABCMeta):
+            continue
+        if type(abstract) is not abc.ABCMeta or not isinstance(kind, type) or _asks_the_program(abstract):
+            outside.externals.unkept = f"what is a {abstract.__qualname__} here"
+        else:
+            outside.answers.append((issubclass, (kind, abstract), issubclass(kind, abstract)))
+
+
+def _classes_in(classes: object) -> Iterator[type]:
+    parts: Iterable[object] = classes if isinstance(classes, tuple) else getattr(classes, "__args__", (classes,))
+    for part in parts:
+        if isinstance(part, (tuple, types.UnionType)):
+            yield from _classes_in(part)
+        elif isinstance(part, type):
+            yield part
+
+
+def _asks_the_program(abstract: type) -> bool:
+    """Whether code of the program's has a say in what an abstract class's instances are."""
+    hooks = (vars(klass).get("__subclasshook__") for klass in abstract.__mro__)
+    functions = (getattr(hook, "__func__", None) for hook in hooks)
+    return any(
+        isinstance(function, types.FunctionType) and not _is_of_python(function.__module__) for function in functions
+    )
+
+
+def _is_of_python(module: str) -> bool:
+    return is_trusted_module(module) or module.partition(".")[0] in sys.stdlib_module_names | {"_collections_abc"}
