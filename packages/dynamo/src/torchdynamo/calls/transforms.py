@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from primtorch.dispatch_mode import DispatchMode
-from primtorch.fake import wants_sizes
+from primtorch.fake import METADATA, wants_sizes
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
 from torchdynamo.graph.scalars import concrete
@@ -432,6 +432,8 @@ class _Loops(DispatchMode):
 
 @functools.cache
 def _has_batching_rule(func: OpOverload) -> bool:
+    if func in METADATA:  # the dispatcher has no operator for some of these questions
+        return True
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")  # type: ignore[no-any-return]
 
 
