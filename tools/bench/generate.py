@@ -174,7 +174,8 @@ hidden states and caches where the call gives them, are compared with eager's in
 writes: *forward* `model.forward = compile(model.forward)`, *model* `model = compile(model)`, *generate*
 `generate = compile(model.generate)`. Counts are those of the first round of the session; *later* are graphs of the
 second. Milliseconds a token are of float32, a whole call of `generate` by its steps, the median of 7, eager and
-compiled in turns in one process; torch.compile's are scaled by the ratio of the two processes' eager.
+compiled in turns in one process; torch.compile's are scaled by the ratio of the two processes' eager. Others used the
+machine meanwhile: compare milliseconds within a row. First calls find some of their kernels on disk.
 
 Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}; {os.cpu_count()}
 processors, one thread. `{command}`
