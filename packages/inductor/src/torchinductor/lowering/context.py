@@ -245,8 +245,8 @@ class Context:
         return self.strided(buffer)
 
     def realize_exactly(self, value: TensorValue, strides: Index) -> TensorValue:
-        """A value in memory with exactly these strides, in elements, also where they address nothing: itself, or a copy.
-        Raises LoweringError where a value that is not stored yet cannot have them."""
+        """A value in memory with exactly these strides, in elements, also where they address nothing: itself, or a
+        copy. Raises LoweringError where a value that is not stored yet cannot have them."""
         data = value.data
         if isinstance(data, Strided) and not same_strides(value.shape, data.strides, strides):
             buffer = self.new_buffer(value.shape, value.dtype, value.device, strides)
