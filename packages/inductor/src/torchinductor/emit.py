@@ -120,9 +120,9 @@ class _Emitter:
         for strides that address nothing."""
         self.make((ref.buffer,))  # nobody has written what `empty` gives
         buffer, slot = self.lowered.buffers[ref.buffer], self.slots[ref.buffer]
-        same = ref.strides == buffer.strides if exact else same_strides(ref.shape, ref.strides, buffer.strides)
-        if ref.shape == buffer.shape and not ref.offset.terms and same:
-            return slot
+        if ref.shape == buffer.shape and not ref.offset.terms:
+            if ref.strides == buffer.strides if exact else same_strides(ref.shape, ref.strides, buffer.strides):
+                return slot
         made = self.new_slot()
         temporary.append(made)
         self.instructions.append(View(made, slot, _sizes(ref.shape), _sizes(ref.strides), _size(ref.offset)))
