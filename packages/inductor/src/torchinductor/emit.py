@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -120,9 +121,10 @@ class _Emitter:
         for strides that address nothing."""
         self.make((ref.buffer,))  # nobody has written what `empty` gives
         buffer, slot = self.lowered.buffers[ref.buffer], self.slots[ref.buffer]
-        if ref.shape == buffer.shape and not ref.offset.terms:
-            if ref.strides == buffer.strides if exact else same_strides(ref.shape, ref.strides, buffer.strides):
-                return slot
+        whole = ref.shape == buffer.shape and not ref.offset.terms
+        same = tuple.__eq__ if exact else functools.partial(same_strides, ref.shape)
+        if whole and same(ref.strides, buffer.strides):
+            return slot
         made = self.new_slot()
         temporary.append(made)
         self.instructions.append(View(made, slot, _sizes(ref.shape), _sizes(ref.strides), _size(ref.offset)))
