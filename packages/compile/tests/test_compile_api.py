@@ -322,3 +322,27 @@ def test_a_compiler_that_the_program_calls_is_no_part_of_it(name: str) -> None:
     program, x = COMPILING[name], torch.randn(3)
     torch.testing.assert_close(torchcompile.compile(program, backend="aot_eager")(x), program(x))
     assert {event.kind.id for event in torchcompile.report().events} == {"compiler"}
+
+
+def test_a_class_that_is_compiled_already_is_compiled_anew_and_so_is_a_derived_one() -> None:
+    """A cell of a notebook is run again; a class is derived from a compiled one."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Derived(Doubled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    class Called:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch.randn(3)
+    for kind in (Doubled, Derived, Called):
+        for settings in ({}, {"dynamic": True}, {"backend": "eager"}):
+            assert torchcompile.compile(kind, **settings) is kind
+            assert torch.equal(kind()(x), x * 2 + (kind is Derived))
+        torchcompile.reset()
+        assert torch.equal(kind()(x), x * 2 + (kind is Derived))

@@ -19,6 +19,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
+import torchdynamo
 from torchcompile.errors import NotCompilable
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
@@ -100,6 +101,8 @@ def compile_class(kind: ClassT, transform: Transform) -> ClassT:
         NotCompilable: its objects cannot be called, or it is PyTorch's own, which programs share.
     """
     original_call = kind.__call__
+    if isinstance(original_call, torchdynamo.CompiledCallable):  # the class or a base of it is compiled
+        original_call = original_call.function
     if not isinstance(original_call, types.FunctionType):
         raise NotCompilable(
             f"compile takes an nn.Module, a function or a class whose objects are called: {kind.__name__} defines no "
