@@ -106,3 +106,18 @@ def test_as_many_numbers_as_generated_code_has_names_for_types() -> None:
     x, n = torch.randn(4, 3, dtype=torch.float64), torch.arange(1, 35)
     torch.testing.assert_close(compiled(x, n), program(x, n), rtol=1e-12, atol=0)
     assert torchcompile.report().clean
+
+
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+def test_a_number_of_any_sign_moves_places(dim: int | tuple[int, int]) -> None:
+    """How far a tensor is rolled divides as Python's numbers do, whatever its sign."""
+
+    def program(x: torch.Tensor, n: int) -> torch.Tensor:
+        far = (n, 1 - n) if isinstance(dim, tuple) else n
+        return torch.roll(x, far, dim) * 2
+
+    torchcompile.reset()
+    compiled = torchcompile.compile(program)
+    for n in (1, 2, 3, -1, -2, -3, -5, 0, 7, -7, 4, -4, 1001, -1001):
+        x = torch.randn(4, 6, dtype=torch.float64)
+        assert torch.equal(compiled(x, n), program(x, n)), n

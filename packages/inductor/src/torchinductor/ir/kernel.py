@@ -159,6 +159,12 @@ class Kernel:
                 found |= op.size.symbols()
         return tuple(sorted(found - variables))
 
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """The symbols that are no size of anything in it: they may be negative (how far a tensor is rolled)."""
+        shapes = (size for name in self.arguments for size in self.buffers[name].shape)
+        return frozenset(self.symbols) - {str(size) for size in (*shapes, *(axis.size for axis in self.axes))}
+
     def _note(self, buffer: str) -> str:
         over = [read for written, read in self.in_place if written == buffer]
         if buffer in self.rows:

@@ -57,24 +57,25 @@ def symbol_text(name: str) -> str:
     return f"{name}_" if name in _TYPES else name
 
 
-def index_text(expr: IntExpr, ranges: Ranges) -> str:
-    """An index as an i64 expression. Divisions of what is surely not negative are C++'s own."""
+def index_text(expr: IntExpr, ranges: Ranges, numbers: frozenset[str] = frozenset()) -> str:
+    """An index as an i64 expression. Divisions of what is surely not negative are C++'s own; `numbers` are the symbols
+    that may be negative."""
     parts: list[str] = []
     for monomial, coefficient in expr.ordered_terms():
-        factors = [_atom_text(a, ranges) for a in monomial]
+        factors = [_atom_text(a, ranges, numbers) for a in monomial]
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, f"{abs(coefficient)}L")
         parts.append((" - " if coefficient < 0 else " + " if parts else "") + "*".join(factors))
     return "".join(parts) or "0L"
 
 
-def _atom_text(atom: Atom, ranges: Ranges) -> str:
+def _atom_text(atom: Atom, ranges: Ranges, numbers: frozenset[str]) -> str:
     if isinstance(atom, Symbol):
         return symbol_text(atom.key)
-    left, right = index_text(atom.left, ranges), index_text(atom.right, ranges)
+    left, right = index_text(atom.left, ranges, numbers), index_text(atom.right, ranges, numbers)
     if atom.op in ("min", "max"):
         return f"i{atom.op}<i64>({left}, {right})"
-    if upper_bound(atom.left, ranges) is not None and upper_bound(atom.right, ranges) is not None:
+    if all(upper_bound(side, ranges) is not None and not side.symbols() & numbers for side in (atom.left, atom.right)):
         return f"(({left}) {'/' if atom.op == 'floordiv' else '%'} ({right}))"
     return f"{'floor_i' if atom.op == 'floordiv' else 'mod_i'}({left}, {right})"
 

@@ -68,7 +68,7 @@ class CppHandler(OpsHandler[Value]):
         return max((deepest, *(v.depth for v in values if v is not None)))
 
     def _index(self, expr: IntExpr) -> str:
-        return index_text(expr, self.ranges)
+        return index_text(expr, self.ranges, self.kernel.numbers)
 
     def _jumps(self, buffer: str, index: IntExpr) -> bool:
         """Whether a load along the innermost loop is not contiguous, from a buffer that surely has a first element."""

@@ -77,18 +77,12 @@ def _call_text(call: Call, numbers: frozenset[str]) -> str:
     return f"{'_floor_div' if call.op == 'floordiv' else '_remainder'}({left}, {right})"
 
 
-def _numbers(kernel: Kernel) -> frozenset[str]:
-    """The symbols of a kernel that are no size of anything in it: they may be negative."""
-    shapes = (size for name in kernel.arguments for size in kernel.buffers[name].shape)
-    return frozenset(kernel.symbols) - {str(size) for size in (*shapes, *(axis.size for axis in kernel.axes))}
-
-
 class TritonHandler(OpsHandler[Value]):
     """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one loop)."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.layout = kernel, kernel.laid_out(Layout)
-        self.numbers = _numbers(kernel)
+        self.numbers = kernel.numbers
         self.lines: list[str] = []  # of the kernel's own level
         self.loop: list[str] | None = None  # of the loop being written
         self.moves = "r"  # the tile's dimension that moves from iteration to iteration of it
