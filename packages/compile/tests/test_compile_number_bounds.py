@@ -62,6 +62,15 @@ CASES: dict[str, Case] = {
     "a row that is written": Case(written_at, ((1,), (3,), (0,), (-1,)), ((4,), (-7,)), one_graph=False),
     "a part that is written": Case(written_in_part, ((1,), (3,), (0,)), ((4,), (9,))),
     "a slice": Case(lambda x, n: x[n[0].item() : n[1].item()] * 2, ((0, 2), (3, 9), (2, 1), (-1, 4)), ()),
+    "a slice that is given": Case(
+        lambda x, n: x.slice_scatter(x[:2] * 3, 0, n[0].item(), n[1].item()),
+        ((0, 2), (1, 3), (2, 4)),
+        ((0, 3), (3, 5), (2, 1)),
+        one_graph=False,
+    ),
+    "a row that is given": Case(
+        lambda x, n: x.select_scatter(x[0] * 3, 0, n.item()), ((0,), (3,), (-1,)), ((4,), (-5,), (99,)), one_graph=False
+    ),
     "expand": Case(lambda x, n: x[:1].expand(n.item(), 3) * 2, ((1,), (5,), (0,), (-1,)), ((-2,),)),
 }
 

@@ -25,11 +25,12 @@ from primtorch.layout import (
 )
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
-from primtorch.operators.view import select_position, slice_bound
+from primtorch.operators.view import select_position, slice_bound, slice_bounds
 from primtorch.operators.window import laid_out
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import expected
 
 OP = Family("shape")
 OP.trait(Trait.ANYWHERE, "as_strided_scatter diagonal_scatter select_scatter slice_scatter")
@@ -296,8 +297,37 @@ def _lower_select_backward(b: Builder, grad: Value, sizes: Sequence[Size], dim: 
     return b.emit(prims.pad, grad.unsqueeze(dim), low, high, b.number(0, grad))
 
 
-@OP.formula("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
-def _scatter_slice(x: TensorLike, src: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+@OP.formula("slice_scatter")
+def _scatter_slice(
+    x: TensorLike, src: TensorLike, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> TensorSpec:
+    at, part = wrap_dim(dim, x.dim()), list(x.shape)
+    part[at] = slice_bounds(part[at], start, end, step)[1]
+    _check_part(src, part)
+    return _with_part(x, src)
+
+
+@OP.formula("select_scatter")
+def _scatter_selected(x: TensorLike, src: TensorLike, dim: int, index: Size) -> TensorSpec:
+    at, shape = wrap_dim(dim, x.dim()), list(x.shape)
+    size = shape[at]
+    if not expected(index >= -size) or not expected(index < size):
+        raise IndexError(f"select(): index {index} out of range for tensor of size {shape} at dimension {at}")
+    _check_part(src, shape[:at] + shape[at + 1 :])
+    return _with_part(x, src)
+
+
+def _check_part(src: TensorLike, part: Sequence[Size]) -> None:
+    """Raises RuntimeError where a part of a tensor is given another shape than it has."""
+    if len(src.shape) != len(part) or not all(expected(a == b) for a, b in zip(src.shape, part, strict=True)):
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. "
+            f"src size = {list(src.shape)}, slice size = {list(part)}"
+        )
+
+
+@OP.formula("diagonal_scatter", "as_strided_scatter")
+def _with_part(x: TensorLike, src: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     """In the layout of `x`, gaps included, unless elements of `x` surely share memory."""
     shape, strides = tuple(x.shape), tuple(x.stride())
     expanded = any(
