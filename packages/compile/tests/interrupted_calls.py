@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed.tensor  # `assert_close` imports it when it is first asked, which nothing is to interrupt
 from torch import Tensor, nn
 from torch.nn import functional as F
 

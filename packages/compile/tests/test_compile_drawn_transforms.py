@@ -136,10 +136,14 @@ def outcome(program: Program, x: torch.Tensor) -> Any:
     return leaves, tree, shared, given, history, list(gradients)
 
 
-def differs(program: Program, backend: str, requires_grad: bool, seed: int) -> str | None:
+# A check of torch's own that fakes of one transform within another do not pass: the graph breaks there, and tells it.
+ASSERTED_BY_TORCH = "has_fw_view() INTERNAL ASSERT FAILED"
+
+
+def differs(program: Program, backend: str, requires_grad: bool, seed: int, fullgraph: bool = True) -> str | None:
     """How the compiled program differs from eager; None: it does not."""
     torchcompile.reset()
-    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=fullgraph)
     for rows in (2, 2, 3):
         torch.manual_seed(seed)
         x = torch.randn(rows, 2, dtype=torch.float64, requires_grad=requires_grad)
@@ -152,6 +156,8 @@ def differs(program: Program, backend: str, requires_grad: bool, seed: int) -> s
             torch.testing.assert_close((found[0], found[5]), (wanted[0], wanted[5]), rtol=1e-8, atol=1e-10)
             assert found[1:5] == wanted[1:5], f"{found[1:5]}, eager: {wanted[1:5]}"
         except Exception as error:
+            if fullgraph and ASSERTED_BY_TORCH in str(error):
+                return differs(program, backend, requires_grad, seed, fullgraph=False)
             return f"{rows} rows: {type(error).__name__}: {error}"
     return None
 

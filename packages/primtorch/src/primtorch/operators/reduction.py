@@ -328,7 +328,7 @@ def _lower_count_nonzero(b: Builder, x: Value, dim: Dims = None) -> Value:
 
 
 # --- variance ------------------------------------------------------------------------------------
-def _var_mean_real(b: Builder, x: Value, dims: tuple[int, ...], correction: float, keepdim: bool) -> Sequence[Value]:
+def _about_one(b: Builder, x: Value, dims: tuple[int, ...], correction: float, keepdim: bool) -> Sequence[Value]:
     """Variance and mean, by what the elements are more than one of them. Of equal elements that is 0, and so are their
     variance and the slope of their deviation, as in eager, which updates a mean (Welford 1962); a mean that is a sum
     divided misses them by its rounding. A set that may be empty is compared with its mean, which mends that as well."""
@@ -342,13 +342,21 @@ def _var_mean_real(b: Builder, x: Value, dims: tuple[int, ...], correction: floa
     return var, (centre if keepdim else centre.squeeze(*dims)) + rest
 
 
-def _var_mean_wide(b: Builder, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[Value, Value]:
+def _about_mean(b: Builder, x: Value, dims: tuple[int, ...], correction: float, keepdim: bool) -> Sequence[Value]:
+    return b.emit_several(prims.var_mean, x, dims, correction, keepdim)
+
+
+def _var_mean_wide(
+    b: Builder, x: Value, dim: Dims, correction: float, keepdim: bool, deviation: bool = False
+) -> tuple[Value, Value]:
+    """`deviation`: the variance's root is taken, whose slope at 0 is another than beside it."""
     dims = reduced_dims(dim, x.rank)
+    var_mean = _about_one if deviation else _about_mean
     if not x.dtype.is_complex:
-        var, mean = _var_mean_real(b, x.compute(), dims, float(correction), keepdim)
+        var, mean = var_mean(b, x.compute(), dims, float(correction), keepdim)
         return var, mean
-    re = _var_mean_real(b, x.compute().map(prims.real), dims, float(correction), keepdim)
-    im = _var_mean_real(b, x.compute().map(prims.imag), dims, float(correction), keepdim)
+    re = var_mean(b, x.compute().map(prims.real), dims, float(correction), keepdim)
+    im = var_mean(b, x.compute().map(prims.imag), dims, float(correction), keepdim)
     return re[0] + im[0], b.emit(prims.complex, re[1], im[1])
 
 
@@ -384,7 +392,7 @@ def _lower_var(
 def _lower_std(
     b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Value:
-    variance = _var_mean_wide(b, x, dim, _correction(correction), keepdim)[0]
+    variance = _var_mean_wide(b, x, dim, _correction(correction), keepdim, deviation=True)[0]
     return variance.map(prims.sqrt).to(real_of(x.dtype))
 
 
@@ -408,7 +416,7 @@ def _lower_var_mean(
 def _lower_std_mean(
     b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    var, mean = _var_mean_wide(b, x, dim, _correction(correction), keepdim)
+    var, mean = _var_mean_wide(b, x, dim, _correction(correction), keepdim, deviation=True)
     return var.map(prims.sqrt).to(real_of(x.dtype)), mean.to(x.dtype)
 
 
