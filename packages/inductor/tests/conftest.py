@@ -17,11 +17,18 @@ assert _verify is False  # the last field: in tests, kernels are held to their r
 InductorOptions.__init__.__defaults__ = (*_others, True)
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    from dataclasses import replace
+
     from triton_interpreter import InterpreterBackend
 
     import torchinductor
 
-    torchinductor.register_codegen("cpu", InterpreterBackend())
+    class Interpreted(InterpreterBackend):
+        """Products are calls, as those of ordinary sizes are: the tests' own are tiny."""
+
+        traits = replace(InterpreterBackend.traits, tiny_product=0)
+
+    torchinductor.register_codegen("cpu", Interpreted())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
