@@ -23,29 +23,14 @@ for folder in ("packages/primtorch/src", "packages/inductor/src", "packages/indu
     sys.path.insert(0, str(ROOT / folder))
 
 import torch  # noqa: E402
-
-
-def median_ms(run: Callable[[], object], repetitions: int = 30) -> float:
-    """GPU time by events; the device sleeps first, so that the launch overhead of the host stays out of it."""
-    for _ in range(5):
-        run()
-    times = []
-    for _ in range(repetitions):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(1_500_000)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+from gpu_time import median_on_gpu  # noqa: E402
 
 
 def copy_bandwidth() -> float:
     """Bytes moved a millisecond by a large copy."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / median_ms(lambda: target.copy_(source))
+    return 2 * source.numel() / median_on_gpu(lambda: target.copy_(source))
 
 
 def program_of(case, inputs, backend, options):
@@ -110,7 +95,7 @@ def measure(case, run, backend, options, floor_rate: float, with_compile: bool) 
     cold = time.perf_counter() - begin
     values = list(inputs.values())
     floor = case.bytes_moved / floor_rate
-    ours = median_ms(lambda: callable_(values))
+    ours = median_on_gpu(lambda: callable_(values))
     row: dict[str, object] = {"case": case.name, "floor_ms": round(floor, 4), "ours_ms": round(ours, 4)}
     row["ours_roofline"] = round(floor / ours, 3)
     row["kernels"] = len(built.launchers)
@@ -119,11 +104,11 @@ def measure(case, run, backend, options, floor_rate: float, with_compile: bool) 
         eager = case.eager
     else:
         eager = lambda x, y, seed: (torch.nn.functional.dropout(x, 0.1, True) + y,)
-    row["eager_ms"] = round(median_ms(lambda: eager(**inputs)), 4)
+    row["eager_ms"] = round(median_on_gpu(lambda: eager(**inputs)), 4)
     if with_compile:
         torch._dynamo.reset()
         compiled = torch.compile(eager)
-        theirs = median_ms(lambda: compiled(**inputs))
+        theirs = median_on_gpu(lambda: compiled(**inputs))
         row["torch_compile_ms"] = round(theirs, 4)
         row["torch_compile_roofline"] = round(floor / theirs, 3)
     return row

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from gpu_time import median_on_gpu
 from programs import Program, programs
 
 import torchcompile
@@ -40,22 +41,6 @@ class Row:
     ms: Mapping[str, float]
     errors: Mapping[str, float]
     first: Mapping[str, float]
-
-
-def median_on_gpu(run: Run, repetitions: int = 30) -> float:
-    """By events; the device sleeps first, so that the host's time for a launch stays out of it."""
-    for _ in range(5):
-        run()
-    times = []
-    for _ in range(repetitions):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(1_500_000)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 def in_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, float]:
