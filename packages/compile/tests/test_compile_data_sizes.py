@@ -7,6 +7,7 @@ calls, and a compiled function is called with data of other sizes each time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,3 +282,33 @@ def test_a_wrong_number_of_values_is_refused(selected: int, given: int) -> None:
             program(x, mask, values)
     fits = torch.arange(8) < given
     torch.testing.assert_close(compiled(x, fits, values), puts(x, fits, values), rtol=0, atol=0)
+
+
+def _parts(x: torch.Tensor, m: torch.Tensor) -> Any:
+    chosen = x[m]
+    return chosen[1:], chosen.view(-1), chosen.t()
+
+
+def _counted(x: torch.Tensor, m: torch.Tensor) -> Any:
+    chosen = (x * 2)[m.nonzero()[:, 0]]
+    return chosen.cumsum(0), chosen.sin().sum(1), chosen.t()
+
+
+@pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "recompiled", "traced_late")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [_parts, _counted], ids=["parts", "counted"])
+def test_a_program_of_such_sizes_that_is_found_again(program: Program, dynamic: bool, tmp_path: Path) -> None:
+    """Each trace has names of its own for sizes of data: one that is made late fits what an earlier one kept."""
+    for _ in range(3):
+        torchcompile.reset()
+        kept = {"cache": str(tmp_path), "check_kernels": False}  # programs with checked kernels are not kept
+        compiled = torchcompile.compile(program, dynamic=dynamic, options=kept)
+        for rows in (8, 9):
+            x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+            chosen = torch.arange(rows) % 3 != 1
+            for used in ((0, 1, 2), (0,), (1, 2)):  # the gradients of some results alone are traced late
+                gradients = []
+                for run in (compiled, program):
+                    results = run(x * 1, chosen)
+                    gradients += torch.autograd.grad(sum(results[k].sin().sum() for k in used), x)
+                torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)

@@ -319,6 +319,7 @@ void bind_builder(py::module_& m) {
              self.python(python_call(std::move(callable)), std::move(slots), integers, destinations_of(destinations), std::move(name));
            })
       .def("read_scalar", &Builder::read_scalar)
+      .def("require", &Builder::require)
       .def("expect",
            [](Builder& self, int32_t slot, const Sizes& shape, const Sizes& strides, std::string source, py::object mended) {
              self.expect(slot, shape, strides, std::move(source),

@@ -55,7 +55,7 @@ struct Destination {
 // Returns nonzero where it met an index outside its dimension.
 using KernelFunction = int (*)(void* const* buffers, const int64_t* symbols);
 
-enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar, Expect };
+enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar, Require, Expect };
 
 // Runs a Python callable on tensors and integers; takes the GIL itself.
 using PythonCall = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&, c10::ArrayRef<int64_t>)>;
@@ -63,7 +63,7 @@ using PythonCall = std::function<std::vector<at::Tensor>(const std::vector<at::T
 struct Instruction {
   Opcode opcode;
   int32_t dst = -1;
-  int32_t src = -1;
+  int32_t src = -1;  // of Require: the value that is to be true
   std::string name;  // what an error calls this instruction
   std::string label;  // what a profiler calls it; empty for what takes no time
   Dims shape, strides, offset;  // offset has one entry; a kernel's symbols and a launch's grid use `shape` and `strides`

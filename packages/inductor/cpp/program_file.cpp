@@ -404,6 +404,9 @@ class Calls {
     } else if (call == "read_scalar") {
       const int32_t symbol = fields_.index(symbols_), src = slot();
       builder_.read_scalar(symbol, src, values(), std::move(text));
+    } else if (call == "require") {
+      const int32_t value = fields_.index(values_);
+      builder_.require(value, std::move(text));
     } else if (call == "expect") {
       const int32_t of = slot();
       const auto shape = sizes(), strides = sizes();

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import Argument
+from torch.utils._pytree import tree_leaves
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.functionalize import is_wrapped, storage_was_replaced
@@ -34,6 +35,7 @@ from aotautograd.schemas import (
 )
 from primtorch.functionalize import unwrap
 from primtorch.memory import returns_alias
+from primtorch.symbolic import expr_of, shape_env_of
 
 aten = torch.ops.aten
 _autograd: Any = torch._C._autograd
@@ -142,18 +144,37 @@ def analyse(
         _emit_group(members, emit, infos, node_of)
     for place, number in symbols:
         infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", number, None, None))
+    made = tuple(o for o in infos if o is not None)
+    replayed = [*(o.steps for o in made), *(i.metadata_steps for i in inputs)]
+    numbers = _numbers_of_data(replayed, {name for name, _, _ in bound.symbol_places()})
+    number_slots = tuple((name, emit("symbol", size_node(number), None, None)) for name, number in numbers.items())
     metadata = ProgramMetadata(
         num_inputs=len(bound.values),
         placeholders=tuple(source for _, source, _ in bound.placeholders()),
         inputs=tuple(inputs),
-        outputs=tuple(o for o in infos if o is not None),
+        outputs=made,
         forward_outputs=tuple(forward),
         tangents=(),
         gradients=(),
         complex_inputs=tuple(place for place, start in starts.items() if start.is_complex()),
         symbol_places=bound.symbol_places(),
+        number_slots=number_slots,
     )
     return Analysis(metadata, result, differentiable)
+
+
+def _numbers_of_data(
+    replayed: Iterable[Sequence[ViewStep]], known: set[str]
+) -> dict[str, torch.SymInt | torch.SymFloat]:
+    """The symbols in views that a run takes anew which no input gives, each as a number of the program: the forward
+    computes them of data, and has to return them."""
+    found: dict[str, torch.SymInt | torch.SymFloat] = {}
+    for steps in replayed:
+        for size in tree_leaves([(step.args, step.kwargs) for step in steps]):
+            env = shape_env_of(size) if isinstance(size, torch.SymInt) else None
+            if env is not None:
+                found |= {name: env.named(name) for name in sorted(expr_of(size).symbols() - known)}
+    return found
 
 
 def _refuse_other_storage(place: int, storage: int, tensors: Sequence[torch.Tensor]) -> None:

@@ -25,6 +25,7 @@ from aotautograd.schemas import (
 )
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, shape_env_of, symbol
+from primtorch.symbolic.expr import intern_symbol
 
 RecordT = TypeVar("RecordT")
 # Records in which symbolic numbers stand.
@@ -109,9 +110,36 @@ def agree(made: Outline | None, kept: Outline, env: ShapeEnv | None) -> bool:
 def _settled(outline: Outline, env: ShapeEnv | None) -> Outline:
     if env is None:
         return outline
-    found: Outline = _through(outline, lambda value: env.simplify(value) if isinstance(value, IntExpr) else value)
-    places = ((str(env.simplify(symbol(name))), place, dim) for name, place, dim in found.metadata.symbol_places)
-    return dataclasses.replace(found, metadata=dataclasses.replace(found.metadata, symbol_places=tuple(places)))
+    names = _NamesOfData(env)
+    found: Outline = _through(outline, names.in_number)
+    places = tuple((names.of_symbol(name), place, dim) for name, place, dim in found.metadata.symbol_places)
+    slots = tuple((names.of_symbol(name), slot) for name, slot in found.metadata.number_slots)
+    metadata = dataclasses.replace(found.metadata, symbol_places=places, number_slots=slots)
+    return dataclasses.replace(found, metadata=metadata)
+
+
+class _NamesOfData:
+    """Calls symbols that only the data tells by their order in an outline: each trace makes its own."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+        self.names: dict[str, str] = {}
+
+    def in_number(self, value: object) -> object:
+        """A symbolic number under these names; another value as it is."""
+        if isinstance(value, FloatExpr):
+            return FloatExpr(self._name(value.text)) if value.value is None else value
+        if not isinstance(value, IntExpr):
+            return value
+        known = self.env.simplify(value)
+        names = sorted(known.symbols(), key=lambda name: (len(name), name))  # u9 before u10
+        return known.substitute({intern_symbol(name): symbol(self._name(name)) for name in names})
+
+    def of_symbol(self, name: str) -> str:
+        return str(self.in_number(symbol(name)))
+
+    def _name(self, name: str) -> str:
+        return self.names.setdefault(name, f"data{len(self.names)}") if name.startswith("u") else name
 
 
 def spelt(record: RecordT) -> RecordT:

@@ -294,6 +294,8 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[Values, Values], Values] |
 
     def finish(flat: Values, values: Values) -> Values:
         symbols = {name: read(flat) for name, read in symbol_reads} if symbol_reads else {}
+        for name, slot in metadata.number_slots:
+            symbols[name] = values[slot]
         for write in writes:
             write(flat, values)
         outputs: list[object] = []

@@ -155,6 +155,7 @@ class ProgramMetadata:
     made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
+    number_slots: tuple[tuple[str, int], ...] = ()  # symbol that no input gives, forward output that is its value
     assumptions: tuple[Assumption, ...] = ()
     enables_grad: bool = False  # called without grad mode, it turns it on itself for some of what it returns
     kept: KeptMemory | None = None  # None: of no backward

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -61,6 +61,9 @@ _OUTLINE = "outline"
 MOST_CASES = 4  # of one graph: sizes that a compilation told apart
 
 
+LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect)
+
+
 @dataclass(frozen=True, slots=True)
 class KeptOutline:
     """The outline of a graph, with what its compilation learnt of its symbols: it holds for examples of that case."""
@@ -74,7 +77,7 @@ _RECORDS = Records(
         KeptGraph, KeptConstant, KernelSource, TritonSource, UserFrame, BackwardOutline, program.Program, program.Slot,
         program.TensorInput, program.SymbolInput, program.Alloc, program.Free,
         program.View, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
-        program.ReadScalar, program.Expect,
+        program.ReadScalar, program.Require, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
         schemas.SymbolSource, KeptOutline, *SYMBOLIC,
@@ -430,11 +433,23 @@ def lines_of(gm: fx.GraphModule) -> list[UserFrame | None]:
 
 def _told(graph: KeptGraph, lines: Mapping[UserFrame, UserFrame]) -> KeptGraph:
     """The graph with other words for the user's lines; a line that has none is left out."""
-    parts = tuple(
-        dataclasses.replace(part, frames=tuple(lines[frame] for frame in part.frames if frame in lines))
-        for part in graph.program.parts
-    )
-    return dataclasses.replace(graph, program=dataclasses.replace(graph.program, parts=parts))
+    made = graph.program
+    parts = tuple(_with_lines(part, lines) for part in made.parts)
+    instructions = tuple(_instruction_told(i, lines) for i in made.instructions)
+    return dataclasses.replace(graph, program=dataclasses.replace(made, parts=parts, instructions=instructions))
+
+
+def _instruction_told(instruction: program.Instruction, lines: Mapping[UserFrame, UserFrame]) -> program.Instruction:
+    match instruction:
+        case program.Require():
+            return _with_lines(instruction, lines)
+        case program.Expect():
+            return _with_lines(instruction, lines)
+    return instruction
+
+
+def _with_lines(record: LinedT, lines: Mapping[UserFrame, UserFrame]) -> LinedT:
+    return dataclasses.replace(record, frames=tuple(lines[frame] for frame in record.frames if frame in lines))
 
 
 def kept_of(compiled: Compiled) -> KeptGraph | None:

@@ -28,6 +28,7 @@ from torchinductor.program import (
     Program,
     RandomSeed,
     ReadScalar,
+    Require,
     Size,
     Slot,
     SymbolInput,
@@ -170,7 +171,24 @@ class _Emitter:
             self.instructions.append(AtenCall(_SHAPE, (Slot(self.slots[buffer.name]),), (), (shape,)))
             self.instructions.append(AtenCall(_SELECT, (Slot(shape), 0, dim), (), (place,)))
             self.instructions += [ReadScalar(name, place), Free(place), Free(shape)]
-            self.symbols[name] = None
+            self.tell(name)
+
+    def tell(self, name: str) -> None:
+        """Notes that a symbol has a value from now on, and has what is required of it checked."""
+        before = self._known()
+        self.symbols[name] = None
+        known = self._known()
+        for condition, frames in self.lowered.requirements:
+            if condition.symbols() <= known and not condition.symbols() <= before:
+                self.instructions.append(Require(condition, frames))
+
+    def _known(self) -> set[str]:
+        """Symbols that have a value by now, those included that are computed from others."""
+        known = set(self.symbols)
+        for name, definition in self.lowered.definitions.items():  # each behind those that it is computed from
+            if set().union(*(arg.symbols() for arg in definition.args)) <= known:
+                known.add(name)
+        return known
 
 
 def emit(
@@ -248,7 +266,7 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
             emitter.free_dead()
             temporary: list[int] = []
             emitter.instructions.append(ReadScalar(name, emitter.view(source, temporary)))
-            emitter.symbols[name] = None
+            emitter.tell(name)
             emitter.instructions += [Free(t) for t in temporary]
 
 

@@ -29,6 +29,7 @@ from .program import (
     Program,
     RandomSeed,
     ReadScalar,
+    Require,
     Size,
     Slot,
     SymbolInput,
@@ -124,6 +125,9 @@ class PythonExecutor:
                 number = slots[src].item()
                 symbols[symbol] = float_bits(number) if isinstance(number, float) else int(number)
                 self._derive(symbols)
+            case Require(condition):
+                if not condition.evaluate(symbols):
+                    raise InductorError(f"a number that the data told is refused: {instruction_text(instruction)}")
             case Expect(slot, shape, strides):
                 layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
                 slots[slot] = cast("torch.Tensor", _laid_out(slots[slot], *layout, instruction, self.mended))

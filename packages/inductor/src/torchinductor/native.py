@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from primtorch.symbolic import FloatExpr, IntExpr
 from primtorch.symbolic.expr import Program as Postfix
 from primtorch.symbolic.expr import symbol
 from primtorch.symbolic.float_expr import float_bits
+from primtorch.symbolic.relation import BoolExpr, Condition
 from torchinductor._C import Builder, CompiledProgram, TritonKernel
 
 from .errors import InductorError
@@ -31,6 +32,7 @@ from .program import (
     Program,
     RandomSeed,
     ReadScalar,
+    Require,
     Size,
     Slot,
     SymbolInput,
@@ -43,6 +45,9 @@ from .program import (
 def label_of(title: str, part: Part) -> str:
     """What profilers call a part of the graph of this title: `graph_0.forward.amax_sub_exp_2`."""
     return f"{title.replace(' ', '.')}.{part.name}"
+
+
+Computed: TypeAlias = IntExpr | FloatExpr | BoolExpr  # what a run evaluates, once its symbols are known
 
 
 class MixedDevices(InductorError):
@@ -88,7 +93,7 @@ class _Encoder:
         self.labels = {part.position: label_of(title, part) for part in program.parts}
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
-        self.values: dict[IntExpr | FloatExpr, int] = {}
+        self.values: dict[Computed, int] = {}
         self.device = accelerator_of(program) or torch.device("cpu")
 
     def encode(self) -> None:
@@ -141,7 +146,7 @@ class _Encoder:
                 steps.append((op, int(argument)))
         return steps
 
-    def _roots(self, expr: IntExpr | FloatExpr) -> set[str]:
+    def _roots(self, expr: Computed) -> set[str]:
         """The symbols that an expression is computed from in the end."""
         found: set[str] = set()
         for name in expr.symbols():
@@ -186,6 +191,8 @@ class _Encoder:
                 self.builder.aten("aten::random_", "", [("slot", dst), ("fixed", None)], [None], [], name)
             case ReadScalar(symbol, src):
                 self.builder.read_scalar(self.symbols[symbol], src, self._refreshed(symbol), name)
+            case Require(condition):
+                self.builder.require(self.values[condition], name)
             case Expect(slot, shape, strides, source):
                 tell = functools.partial(self.mended, instruction)
                 self.builder.expect(slot, self._sizes(shape), self._sizes(strides), source, tell)
@@ -303,10 +310,13 @@ def _sizes_of(instruction: Instruction) -> tuple[object, ...]:
             return args, kwargs
         case Output(values):
             return values
+        case Require(condition):
+            return (condition,)
         case Free() | RandomSeed() | ReadScalar():
             return ()
 
 
-def _expressions(program: Program) -> Iterable[IntExpr | FloatExpr]:
+def _expressions(program: Program) -> Iterable[Computed]:
     for instruction in program.instructions:
-        yield from (leaf for leaf in _leaves(_sizes_of(instruction)) if isinstance(leaf, (IntExpr, FloatExpr)))
+        leaves = _leaves(_sizes_of(instruction))
+        yield from (leaf for leaf in leaves if isinstance(leaf, (IntExpr, FloatExpr, Condition)))

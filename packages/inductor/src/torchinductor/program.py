@@ -15,6 +15,7 @@ import torch
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, IntExpr
+from primtorch.symbolic.relation import BoolExpr
 
 Size: TypeAlias = int | IntExpr
 Value: TypeAlias = torch.Tensor | int | float | None  # what a program takes and returns
@@ -141,6 +142,20 @@ class ReadScalar:
 
 
 @dataclass(frozen=True, slots=True)
+class Require:
+    """Ends the run where a number that the data told is none that the program was compiled for. It stands behind the
+    read of the number, before any kernel that reaches as far into memory as the number says.
+
+    Attributes:
+        condition: over symbols that are known by then.
+        frames: the user's lines that asserted it, or whose operator takes such numbers alone.
+    """
+
+    condition: BoolExpr
+    frames: tuple[UserFrame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
     """Holds an ATen result to the layout that its readers were compiled for.
 
@@ -167,7 +182,7 @@ class Output:
 
 
 Instruction: TypeAlias = (
-    Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Expect | Output
+    Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Require | Expect | Output
 )
 
 
@@ -262,6 +277,8 @@ def instruction_text(instruction: Instruction) -> str:
             return f"%{dst} = random_seed on {device}"
         case ReadScalar(symbol, src):
             return f"{symbol} = read %{src}"
+        case Require(condition, frames):
+            return f"require {condition}" + (f" ({frames[-1]})" if frames else "")
         case Expect(slot, shape, strides):
             return f"expect %{slot} {_sizes(shape)} strides {_sizes(strides)}"
         case Output(values):

@@ -21,7 +21,8 @@ from primtorch.prims import Prim
 from primtorch.schemas import UPDATES, UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
-from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.expr import Atom, IntExpr, intern_symbol, symbol
+from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer, Template
@@ -62,6 +63,7 @@ Elsewhere the order of the dims decides the result's strides (a convolution of c
 "order"."""
 
 
+Requirement: TypeAlias = tuple[BoolExpr, tuple[UserFrame, ...]]  # and the lines that ask for it
 Returned: TypeAlias = ViewRef | IntExpr | FloatExpr | float | None
 
 
@@ -85,6 +87,7 @@ class Lowered:
     constants: dict[str, torch.Tensor]
     by_reference: tuple[tuple[str, tuple[UserFrame, ...]], ...]  # prims that have no rule, and the user's lines
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
+    requirements: tuple[Requirement, ...]  # of numbers that the data tells
     updates: Mapping[str, str]  # buffer of a result -> that of the input which it replaces
 
 
@@ -126,7 +129,7 @@ def lower_graph(
                 values[node] = _call(ctx, node, values)
             case _:
                 raise ctx.fail(f"a prims graph has no {node.op} nodes")
-    definitions = _definitions(gm, {item.symbol for item in inputs})
+    env, given = _environment(gm), {item.symbol for item in inputs}
     updates = _updates(gm.meta.get(UPDATES, {}), inputs, outputs)
     return Lowered(
         tuple(inputs),
@@ -135,7 +138,8 @@ def lower_graph(
         tuple(ctx.operations),
         ctx.constants,
         tuple(ctx.by_reference),
-        definitions,
+        _definitions(env, given) if env is not None else {},
+        _requirements(env, given) if env is not None else (),
         updates,
     )
 
@@ -179,15 +183,34 @@ def _updates(places: Mapping[int, int], inputs: Sequence[GraphInput], outputs: S
     return found
 
 
-def _definitions(gm: fx.GraphModule, given: set[str | None]) -> Mapping[str, Definition]:
+def _environment(gm: fx.GraphModule) -> ShapeEnv | None:
+    """That of the symbolic numbers in a graph; None where it has none."""
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    return next((shape_env_of(v) for v in values if isinstance(v, (torch.SymInt, torch.SymFloat))), None)
+
+
+def _definitions(env: ShapeEnv, given: set[str | None]) -> Mapping[str, Definition]:
     """How the numbers that no input gives are computed."""
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        env = shape_env_of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
-        if env is not None:
-            found = {name: definition for name, definition in env.definitions.items() if name not in given}
-            return {name: _simplified(definition, env) for name, definition in found.items()}
-    return {}
+    found = {name: definition for name, definition in env.definitions.items() if name not in given}
+    return {name: _simplified(definition, env) for name, definition in found.items()}
+
+
+def _requirements(env: ShapeEnv, given: set[str | None]) -> tuple[Requirement, ...]:
+    """What was taken for granted of whole numbers that the data tells: kernels reach into memory by it. Symbols that
+    guards have fixed since are not in it, as no input gives these."""
+    found: list[Requirement] = []
+    for assumed in env.assumptions:
+        if _is_of_integers(assumed.expr):
+            fixed = {name for name in assumed.expr.symbols() - given if env.hint(symbol(name)) is not None}
+            known: dict[Atom, IntExpr] = {intern_symbol(name): env.simplify(symbol(name)) for name in fixed}
+            found.append((assumed.expr.substitute(known), assumed.stack))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_of_integers(condition: BoolExpr) -> bool:
+    if isinstance(condition, Connective):
+        return _is_of_integers(condition.left) and _is_of_integers(condition.right)
+    return isinstance(condition, Relation)
 
 
 def _simplified(definition: Definition, env: ShapeEnv) -> Definition:
@@ -428,9 +451,9 @@ def _device_put(ctx: Context, value: TensorValue, meta: TensorSpec) -> TensorVal
 def _read_scalar(ctx: Context, value: TensorValue, meta: object) -> IntExpr | FloatExpr:
     if not isinstance(meta, (torch.SymInt, torch.SymFloat)):
         raise ctx.fail("a data-dependent number that is neither an integer nor a float")
-    symbol = as_expr(meta) if isinstance(meta, torch.SymInt) else float_expr_of(meta)
-    ctx.operations.append(ScalarRead(ctx.new_name("read"), str(symbol), ctx.reference(value)))
-    return symbol
+    number = as_expr(meta) if isinstance(meta, torch.SymInt) else float_expr_of(meta)
+    ctx.operations.append(ScalarRead(ctx.new_name("read"), str(number), ctx.reference(value)))
+    return number
 
 
 def _hint(result: object, meta: object) -> None:

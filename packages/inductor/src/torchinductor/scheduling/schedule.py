@@ -49,7 +49,12 @@ class _Numbers:
     def __init__(self, lowered: Lowered) -> None:
         self._lowered = lowered
         self._given = {item.symbol for item in lowered.inputs}
-        self._told = frozenset(name for operation in lowered.operations for name in self.given_by(operation))
+        self._place = {operation.name: place for place, operation in enumerate(lowered.operations)}
+        self._told: dict[str, int] = {}  # where each is given
+        for place, operation in enumerate(lowered.operations):
+            for name in self.given_by(operation):
+                self._told.setdefault(name, place)
+        self._required = [self._of(condition.symbols()) for condition, _ in lowered.requirements]
 
     def given_by(self, operation: Operation) -> set[str]:
         if isinstance(operation, ScalarRead):
@@ -71,7 +76,21 @@ class _Numbers:
             names |= _symbols_in((operation.args, tuple(value for _, value in operation.kwargs)))
         buffers = (self._lowered.buffers[b] for b in writes_of(operation))
         names |= {name for buffer in buffers for size in buffer.shape for name in size.symbols()}
-        return {f"<{name}>" for name in self._roots(names)} & self._told - self.given_by(operation)
+        return self._with_required(self._of(names), self._place[operation.name]) - self.given_by(operation)
+
+    def _with_required(self, needed: set[str], place: int) -> set[str]:
+        """What is needed, and what was given before it and is required together with it: sizes of one split, say, reach
+        no further than the tensor if all of them are checked."""
+        found, size = needed, -1
+        while len(found) > size:
+            size = len(found)
+            together = set().union(*(names for names in self._required if names & found))
+            found = found | {name for name in together if self._told[name] < place}
+        return found
+
+    def _of(self, names: Iterable[str]) -> set[str]:
+        """The numbers of data that symbols are computed from."""
+        return {f"<{name}>" for name in self._roots(names)} & self._told.keys()
 
     def _roots(self, names: Iterable[str]) -> set[str]:
         """The symbols that these are computed from in the end."""
