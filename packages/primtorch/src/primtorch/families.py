@@ -44,6 +44,7 @@ FAMILIES = (
     "quantised",
     "attention",
     "normalization",
+    "batch_normalization",
     "softmax",
     "loss",
     "linalg",
