@@ -93,16 +93,16 @@ class CaptureWorld(PlainWorld):
         self.outside.global_delete(fn.__globals__, name)
 
     def make_cell(self, cell: types.CellType) -> types.CellType:
-        return self.outside.new_cell(cell)
+        return self.outside.cells.new(cell)
 
     def load_cell(self, cell: types.CellType) -> object:
-        return self.outside.cell_get(cell)
+        return self.outside.cells.get(cell)
 
     def store_cell(self, cell: types.CellType, value: object) -> None:
-        self.outside.cell_set(cell, value)
+        self.outside.cells.set(cell, value)
 
     def delete_cell(self, cell: types.CellType) -> None:
-        self.outside.cell_delete(cell)
+        self.outside.cells.delete(cell)
 
     def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
         return self.outside.function_defaults(fn)
