@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils._device as default_device
@@ -73,12 +73,16 @@ def _set_autocast_nesting(depth: int) -> None:
         torch.autocast_decrement_nesting()
 
 
-def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+AutocastState: TypeAlias = tuple[tuple[str, bool, torch.dtype], ...]
+"""Of each kind of device, whether autocast is on, and to which dtype."""
+
+
+def autocast_state() -> AutocastState:
     """Of each device: its type, whether autocast is on, and its dtype."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 
-def set_autocast_state(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
+def set_autocast_state(casts: AutocastState) -> None:
     """Puts back what `autocast_state` gave."""
     for device, enabled, dtype in casts:
         torch.set_autocast_enabled(device, enabled)
