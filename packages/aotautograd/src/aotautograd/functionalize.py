@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -74,7 +75,7 @@ class NonLeaf(torch.autograd.Function):
     """Gives a non-leaf input its own history without recording an operator, so that it may be written in grad mode."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, leaf: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         return wrap(unwrap(leaf))
 

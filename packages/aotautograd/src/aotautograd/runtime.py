@@ -372,11 +372,11 @@ class _InMemoryOf(torch.autograd.Function):
     """(value, the same elements where they are to lie) -> those, with the history of the value."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         return memory
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradients[0], None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import BackwardCFunction
 
 from aotautograd.backward import DataOfDerivatives
 from aotautograd.recorder import Recorder
@@ -132,11 +133,17 @@ def _last(graph: fx.Graph) -> fx.Node:
     return next(last)
 
 
+class _Context(BackwardCFunction):
+    """What is kept of a call for its derivative."""
+
+    call: _Call
+
+
 class _Untraced(torch.autograd.Function):
     """A call whose derivative is its pullback."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: _Context, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results = call.run(tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -146,8 +153,8 @@ class _Untraced(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+    def backward(ctx: _Context, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call = ctx.call
         _ = ctx.saved_tensors  # raises what autograd does where one was written to, or the backward has run
         args, kwargs = call.on([wrap(unwrap(leaf)) for leaf in call.leaves])
         results = [wrap(unwrap(result)) for result in call.results]
