@@ -26,11 +26,11 @@ class _WithData(torch.autograd.Function):
     """The second tensor's values, with the first one's history."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradient, None
 
 

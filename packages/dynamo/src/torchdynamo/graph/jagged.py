@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nested._internal import nested_tensor as jagged
 
 from primtorch.dispatch_mode import DispatchMode
@@ -80,17 +81,35 @@ def for_real() -> Iterator[None]:
 _Parts = tuple[torch.Tensor, torch.Tensor | None, int, dict[str, torch.Tensor]]
 
 
+class _ValuesContext(FunctionCtx):
+    """What is kept where values are taken of a nested tensor."""
+
+    parts: _Parts
+
+
+class _PaddedContext(BackwardCFunction):
+    """What is kept where rows are padded: how many there are in all."""
+
+    total: int
+
+
+class _PackedContext(BackwardCFunction):
+    """What is kept where padding is left out: how long a row with it is."""
+
+    size: int
+
+
 class _Values(torch.autograd.Function):
     """The values of a nested tensor. Torch's own function for it has no second derivative."""
 
     @staticmethod
-    def forward(ctx: Any, nested: Any) -> torch.Tensor:
+    def forward(ctx: _ValuesContext, nested: Any) -> torch.Tensor:
         ctx.parts = nested._offsets, nested._lengths, nested._ragged_idx, nested._metadata_cache
         values: torch.Tensor = nested._values.detach()
         return values
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: _ValuesContext, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return _Nested.apply(gradient, ctx.parts)  # type: ignore[no-any-return]
 
 
@@ -98,7 +117,7 @@ class _Nested(torch.autograd.Function):
     """The nested tensor around values."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, parts: _Parts) -> torch.Tensor:
+    def forward(ctx: object, values: torch.Tensor, parts: _Parts) -> torch.Tensor:
         offsets, lengths, ragged_idx, kept = parts
         made: torch.Tensor = KIND(
             values.detach(), offsets, lengths=lengths, _ragged_idx=ragged_idx, _metadata_cache=kept
@@ -106,7 +125,7 @@ class _Nested(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return _Values.apply(gradient), None
 
 
@@ -201,14 +220,16 @@ class _Padded(torch.autograd.Function):
     """Rows side by side, with padding: torch knows its derivative of nested tensors, but not of their values."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, offsets: torch.Tensor, size: int, padding: float) -> torch.Tensor:
+    def forward(
+        ctx: _PaddedContext, values: torch.Tensor, offsets: torch.Tensor, size: int, padding: float
+    ) -> torch.Tensor:
         ctx.save_for_backward(offsets)
         ctx.total = values.shape[0]
         made: torch.Tensor = torch.ops.aten._jagged_to_padded_dense_forward.default(values, [offsets], [size], padding)
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
+    def backward(ctx: _PaddedContext, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
         (offsets,) = ctx.saved_tensors
         return packed(gradient, [offsets], ctx.total), None, None, None
 
@@ -217,14 +238,14 @@ class _Packed(torch.autograd.Function):
     """Rows one after the other, without padding."""
 
     @staticmethod
-    def forward(ctx: Any, dense: torch.Tensor, offsets: torch.Tensor, total: int | None) -> torch.Tensor:
+    def forward(ctx: _PackedContext, dense: torch.Tensor, offsets: torch.Tensor, total: int | None) -> torch.Tensor:
         ctx.save_for_backward(offsets)
         ctx.size = dense.shape[1]
         made: torch.Tensor = torch.ops.aten._padded_dense_to_jagged_forward.default(dense, [offsets], total)
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
+    def backward(ctx: _PackedContext, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
         (offsets,) = ctx.saved_tensors
         return padded(gradient, [offsets], [ctx.size], 0.0), None, None
 
