@@ -163,7 +163,7 @@ class RandomState:
             if node.op != "placeholder":
                 node.meta.pop("effect", None)
 
-    def _do(self, operator: object, args: tuple[object, ...]) -> object:
+    def _do(self, operator: Callable[..., object], args: tuple[object, ...]) -> object:
         if self.recorder.regions.open:
             raise _refusal("within a function that becomes a graph of its own")
         with torch._C.DisableTorchFunction():  # the recorder is told here already

@@ -78,7 +78,7 @@ class Group:
     place: Callable[[int], int]
     recorder: Recorder
 
-    def call(self, operator: object, *args: object, **kwargs: object) -> Any:
+    def call(self, operator: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Puts an operator into the graph, with this group as its last argument."""
         with torch._C.DisableTorchFunction():  # the recorder is told here already
             given: Any = self.recorder.adopt_all(((*args, self.name), kwargs))
