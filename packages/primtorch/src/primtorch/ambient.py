@@ -130,7 +130,7 @@ def _set_function_modes(modes: Sequence[object]) -> None:
     _set_stack(function_modes(), modes, _C._pop_torch_function_stack, _C._push_on_torch_function_stack)
 
 
-def _of_programs(modes: Sequence[object]) -> Sequence[Any]:
+def _of_programs(modes: Sequence[object]) -> Sequence[object]:
     """Those that lie on the stack itself: behind torch's own, which have places of their own."""
     own = sum(_C._get_dispatch_mode(key) is not None for key in _C._TorchDispatchModeKey.__members__.values())
     return modes[own:]
@@ -148,7 +148,7 @@ def _set_default_device(device: torch.device | None) -> None:
     default_device.CURRENT_DEVICE = device
 
 
-def _own_dispatch_modes() -> Sequence[Any]:
+def _own_dispatch_modes() -> Sequence[object]:
     modes = dispatch_modes()
     return modes[: len(modes) - len(_of_programs(modes))]
 
@@ -157,7 +157,7 @@ def _set_fill(fill: bool) -> None:
     _deterministic.fill_uninitialized_memory = fill
 
 
-def _saved_tensors_hooks() -> Any:
+def _saved_tensors_hooks() -> object:
     hooks = _C._autograd._top_saved_tensors_default_hooks(True)
     return _C._autograd._saved_tensors_hooks_get_disabled_error_message(), hooks
 

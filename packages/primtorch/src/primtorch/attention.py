@@ -242,7 +242,7 @@ def _dense_attention(
 def _over_positions(function: Callable[..., Any], parts: AttentionParts, scores: int) -> Callable[..., Any]:
     """A function of one score (or of none) and its positions, as one of all scores and four lines of positions."""
 
-    def single(*given: Any) -> Any:
+    def single(*given: Any) -> object:
         return function(*parts.numbers, *parts.captured, *given)[0]
 
     for place in reversed(range(POSITIONS)):

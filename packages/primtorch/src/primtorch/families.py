@@ -122,7 +122,7 @@ class Operator:
             return formula
 
         @wraps(formula)
-        def both(*args: object, **kwargs: object) -> Any:
+        def both(*args: object, **kwargs: object) -> object:
             refusal(*args, **kwargs)
             return formula(*args, **kwargs)
 

@@ -34,7 +34,7 @@ class Handler(Protocol):
     def __call__(self, operator: HigherOrder, operands: Values) -> Values:
         """A call of an operator in the program."""
 
-    def run_body(self, body: Body, flat: Values) -> Sequence[Any]:
+    def run_body(self, body: Body, flat: Values) -> Sequence[object]:
         """A body of an operator, whose graph is being traced."""
 
 

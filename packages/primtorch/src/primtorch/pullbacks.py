@@ -84,8 +84,8 @@ def _define(op: OpOverload) -> OpOverload:
     _library.define(schema)
 
     def run(
-        follow: bool, given: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor], *args: Any, **kwargs: Any
-    ) -> Any:
+        follow: bool, given: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor], *args: object, **kwargs: Any
+    ) -> object:
         asked = kwargs.pop(wanted)
         return pulled_back(op, given, found, args, kwargs, asked, follow)
 
@@ -156,7 +156,7 @@ def pulled_back(
     """
     leaves: list[torch.Tensor] = []
 
-    def own(value: Any) -> Any:
+    def own(value: Any) -> object:
         """An argument that nothing else leads to."""
         if isinstance(value, (list, tuple)):
             return type(value)(map(own, value))

@@ -358,11 +358,11 @@ def _of_floats(
 ) -> list[tuple[Size, ...]]:
     args = tuple(_float(mode, given[a.name]) for a in arguments if not a.kwarg_only)
     kwargs = {a.name: given[a.name] for a in arguments if a.kwarg_only}
-    result: Any = propagate(mode, op, args, kwargs)
+    result: object = propagate(mode, op, args, kwargs)
     return [one.spec.shape for one in (result if isinstance(result, (tuple, list)) else (result,))]
 
 
-def _float(mode: FakeMode, value: Any) -> Any:
+def _float(mode: FakeMode, value: object) -> Any:
     if isinstance(value, (tuple, list)) and any(isinstance(one, FakeTensor) for one in value):
         return [_float(mode, one) for one in value]
     if not isinstance(value, FakeTensor) or value.dtype not in _QUANTISED:

@@ -355,7 +355,7 @@ def _as_the_kernel_runs(op: OpOverload) -> Iterator[None]:
         yield
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _mapped(value: Any, change: Callable[[Any], Any]) -> object:
     if isinstance(value, list | tuple):
         return [_mapped(part, change) for part in value]
     return change(value)
@@ -374,7 +374,7 @@ def _counts(values: Iterable[Any]) -> Iterator[int]:
     return (int(leaf.numel()) for leaf in _leaves(values) if type(leaf) is TensorSpec)
 
 
-def _without_symbols(leaf: Any) -> Any:
+def _without_symbols(leaf: Any) -> object:
     """Of the sizes in the example; memory by rows or, where it is so, with channels last."""
     if isinstance(leaf, torch.SymInt):
         return hint_of(leaf, _LEAST)
@@ -388,13 +388,13 @@ def _without_symbols(leaf: Any) -> Any:
     return _laid_out(spec, tuple(hint_of(size, _LEAST) for size in spec.shape), spec.dtype)
 
 
-def _with_size(leaf: Any, number: int, other: int) -> Any:
+def _with_size(leaf: Any, number: int, other: int) -> object:
     if type(leaf) is TensorSpec:
         return _laid_out(leaf, tuple(other if size == number else size for size in leaf.shape), leaf.dtype)
     return other if type(leaf) is int and leaf == number else leaf
 
 
-def _with_dtype(leaf: Any, dtype: torch.dtype | None) -> Any:
+def _with_dtype(leaf: Any, dtype: torch.dtype | None) -> object:
     if dtype is None:
         return leaf
     return _laid_out(leaf, leaf.shape, dtype) if type(leaf) is TensorSpec else dtype

@@ -146,7 +146,7 @@ def lstm(*args: Any, **kwargs: Any) -> object:
         return torch.lstm(*args, **kwargs)
 
 
-def _interpolate(x: torch.Tensor, size: Size | Sequence[Size] | None = None, *rest: Any, **named: Any) -> object:
+def _interpolate(x: torch.Tensor, size: Size | Sequence[Size] | None = None, *rest: object, **named: Any) -> object:
     """`interpolate` to sizes that are symbols, also of a tensor that has none and bears no key for them."""
     sizes = size if isinstance(size, Sequence) else (size,)
     if not symbolic_keys() or not any(isinstance(one, torch.SymInt) for one in sizes):

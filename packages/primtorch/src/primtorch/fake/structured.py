@@ -65,7 +65,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         place = device or torch.device("cpu")
         given = {id(c): leaf for c, leaf in zip(converted, leaves, strict=True) if isinstance(c, torch.Tensor)}
 
-        def described(value: object) -> Any:
+        def described(value: object) -> object:
             if not isinstance(value, torch.Tensor):
                 return value
             if id(value) in given:

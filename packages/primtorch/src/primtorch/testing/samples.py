@@ -341,7 +341,7 @@ def _accepts(prim: Prim, arguments: Arguments) -> bool:
     return True
 
 
-def _described(argument: object) -> Any:
+def _described(argument: object) -> object:
     if isinstance(argument, torch.Tensor):
         return TensorSpec.of(argument)
     return tuple(map(_described, argument)) if isinstance(argument, (tuple, list)) else argument
