@@ -79,7 +79,7 @@ class DataOfDerivatives(TorchFunctionMode):
         func: Callable[..., object],
         types: object,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         if reads_data(func, args):
             return self.recorder.answer(func, args[0], f"Tensor.{func.__name__}()")

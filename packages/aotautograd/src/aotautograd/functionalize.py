@@ -97,7 +97,7 @@ class OwnTangent(torch.autograd.Function):
         return wrap(unwrap(grads[0]))
 
 
-def reads_data(func: Called, args: tuple[Any, ...]) -> bool:
+def reads_data(func: Called, args: tuple[object, ...]) -> bool:
     """Whether the call reads memory of a traced tensor, which has none: torch does not see that."""
     return func in _READS_DATA and is_wrapped(args[0])
 
@@ -284,7 +284,7 @@ def _out_of_place(func: Called, name: str, args: tuple[object, ...], kwargs: dic
     return getattr(torch.ops.aten, _BY_VALUE.get(name, name[:-1]), None)
 
 
-def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """Computes the new values and copies them. Functionalization itself first tries the call on a tensor without data,
     where torch computes in float32 what it has in 16 bits: its copy reads the strides as numbers."""
     target = args[0]

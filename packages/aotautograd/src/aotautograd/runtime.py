@@ -171,7 +171,7 @@ def _history_plan(
         results, made = gradients(*call)
         return results, sources_of(made, kept_symbols)
 
-    def followed_apart(*call: Any) -> Any:
+    def followed_apart(*call: object) -> object:
         assert cut is not None
         found = cut(*call)
         return found if call[-1] is not None else (found[0], sources_of(found[1], kept_symbols))

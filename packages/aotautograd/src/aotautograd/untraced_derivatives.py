@@ -29,7 +29,7 @@ def with_pullback(target: object) -> OpOverload | None:
     return target if own else None  # type: ignore[return-value]
 
 
-def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, Any]) -> object:
     """Calls an operator so that its derivative is a call of its pullback."""
     tensors = [t for t, _ in tensor_arguments(op, args, kwargs)]
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
@@ -54,7 +54,7 @@ class _Call:
         """The arguments with other tensors in the place of theirs."""
         rest = iter(tensors)
 
-        def other(value: Any) -> Any:
+        def other(value: Any) -> object:
             if isinstance(value, (list, tuple)):
                 return type(value)(map(other, value))
             return next(rest) if isinstance(value, torch.Tensor) else value
