@@ -314,7 +314,7 @@ _PLAIN: Mapping[type, tuple[str, Callable[[Any], bytes]]] = {
 Field = tuple[int, Callable[[ProgramWriter, Any], bytes]]
 
 
-def _as(encoder: Callable[[Any], bytes]) -> Callable[[ProgramWriter, Any], bytes]:
+def _as(encoder: Callable[[Any], bytes]) -> Callable[[ProgramWriter, object], bytes]:
     return lambda writer, value: encoder(value)
 
 
