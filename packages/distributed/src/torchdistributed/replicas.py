@@ -57,7 +57,7 @@ def active_replica() -> DistributedDataParallel | None:
 def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
     """The buckets that the reducer has; before it has made them, those that it will make of gradients that come in the
     reverse of the order of registration."""
-    told: Mapping[str, Any] = replicated._get_ddp_logging_data()
+    told: Mapping[str, object] = replicated._get_ddp_logging_data()
     rebuilt = str(told.get("rebuilt_per_bucket_param_indices", ""))
     known = _PLANS.get(replicated)
     if known is None or known[0] != rebuilt:
