@@ -192,7 +192,7 @@ class Codegen:
             return self.pin(obj)
         return self._instance(obj)
 
-    def _settled(self, number: Any) -> Any:
+    def _settled(self, number: object) -> Any:
         """What a run-time number is in this call, guarded."""
         try:
             return concrete(number)

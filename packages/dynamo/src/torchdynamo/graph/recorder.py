@@ -325,7 +325,7 @@ class Recorder:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
         self.refuse_call(name)
 
-    def take_number(self, name: str, tensor: object) -> Any:
+    def take_number(self, name: str, tensor: object) -> object:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
         with self.recording():
             return self.taken.take(name, self.adopt_all(tensor))

@@ -48,7 +48,7 @@ class TextNeeded(Escape):
 class _Needs:
     """A special method that asks for the text. No Python function: the interpreter would run it as the program's."""
 
-    def __get__(self, text: RunTimeText | None, kind: type) -> Any:
+    def __get__(self, text: RunTimeText | None, kind: type) -> object:
         return self if text is None else text.need
 
 
@@ -151,7 +151,7 @@ class RunTimeTexts:
         self.plain = plain
         self.made = Origins()  # of all
 
-    def of(self, function: Callable[..., object], *args: object) -> Any:
+    def of(self, function: Callable[..., object], *args: object) -> object:
         """What `function(*args)` gives, or MISSING: nothing in it is of run time, or capture has to know it."""
         if not any(map(is_run_time, args)):
             return MISSING
@@ -177,7 +177,7 @@ class RunTimeTexts:
         self.made |= origins
         return HANDED_ON[type(text)](type(text), (), origins, text, source)
 
-    def format(self, value: object, spec: object) -> Any:
+    def format(self, value: object, spec: object) -> object:
         """`format(value, spec)` as a text of run time, or MISSING where it is none."""
         if type(value) is RunTimeText and spec == "":
             return value
@@ -185,7 +185,7 @@ class RunTimeTexts:
             return MISSING
         return self.of(format, value, spec)
 
-    def convert(self, value: object, how: str) -> Any:
+    def convert(self, value: object, how: str) -> object:
         """The value's text by "str", "repr" or "ascii"."""
         if type(value) is RunTimeText and how == "str":
             return value
@@ -304,7 +304,7 @@ def _formatted(text: str, names: tuple[str, ...], *values: object) -> str:
     return text.format(*values[:split], **dict(zip(names, values[split:], strict=True)))
 
 
-def _sample(arg: object) -> Any:
+def _sample(arg: object) -> object:
     if isinstance(arg, RunTimeText):
         return arg.sample
     return 1.5 if type(arg) is torch.SymFloat else 1 if type(arg) is torch.SymInt else arg

@@ -111,10 +111,10 @@ class TakenNumbers:
             return self._number(tensor, TAKING[name]) if math.prod(shape) == 1 else MISSING
         return self._list(tensor) if 0 < math.prod(shape) <= _MOST else MISSING
 
-    def _list(self, tensor: torch.Tensor) -> Any:
+    def _list(self, tensor: torch.Tensor) -> object:
         return self._number(tensor, None) if tensor.dim() == 0 else [self._list(row) for row in tensor.unbind(0)]
 
-    def _number(self, tensor: torch.Tensor, kind: type | None) -> Any:
+    def _number(self, tensor: torch.Tensor, kind: type | None) -> object:
         whole = not tensor.is_floating_point()
         if kind is int and not whole:
             if not self.recorder.conditions.take_for_granted(_fake(torch.isfinite(tensor)), True):

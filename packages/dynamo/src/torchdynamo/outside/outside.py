@@ -423,7 +423,7 @@ class Outside:
             return obj.__dict__
         attributes = instance_dict(known.original)
         first = id(attributes) not in self.externals.by_original
-        shadow: dict[str, Any] = self.externals.wrap(attributes, InstanceDict(known.source))
+        shadow: dict[str, object] = self.externals.wrap(attributes, InstanceDict(known.source))
         if first:  # earlier writes move from the overlay into the shadow, which answers from now on
             self.overlays.move(obj, shadow)
         return shadow
