@@ -195,7 +195,7 @@ class _Seen(TorchFunctionMode):
         self.calls: list[_Call] = []
         self.values: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         self.calls.append(_Call(func, args, kwargs or {}, _line()))
         result = func(*args, **(kwargs or {}))
         self.values += [t.detach().clone() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
@@ -222,7 +222,7 @@ def _seen(
 
 def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | None:
     """The first call that capture fails at by itself."""
-    tried: set[Any] = set()
+    tried: set[object] = set()
     for call in seen.calls:
         name = getattr(call.function, "__name__", "")
         if call.function in tried or name.startswith("__"):

@@ -22,7 +22,7 @@ class _Values(fx.Interpreter):
         super().__init__(module)
         self.values: dict[str, Any] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         self.values[n.name] = copied(value)
         return value
@@ -70,7 +70,7 @@ def part(
     """
     graph = fx.Graph()
     new: dict[fx.Node, Any] = {}
-    inputs: list[Any] = []
+    inputs: list[object] = []
     source = program.module.graph
     given = dict(zip(source.find_nodes(op="placeholder"), program.inputs, strict=True))
     names = {node.name: node for node in source.nodes}

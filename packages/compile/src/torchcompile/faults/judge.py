@@ -139,7 +139,7 @@ def _in_wide_types(gm: fx.GraphModule) -> fx.GraphModule:
     return wide
 
 
-def results(run: Run, inputs: Sequence[Any], wide: bool) -> tuple[list[Any], list[Any], list[Any]]:
+def results(run: Run, inputs: Sequence[Any], wide: bool) -> tuple[list[object], list[object], list[object]]:
     """Outputs, the inputs after the call, and gradients of the inputs; of a run on copies."""
     leaves = [copied(value, wide) for value in inputs]
     taken = [
@@ -149,7 +149,7 @@ def results(run: Run, inputs: Sequence[Any], wide: bool) -> tuple[list[Any], lis
     outputs = list(run(*taken))
     roots = [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
     wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    gradients: list[Any] = []
+    gradients: list[object] = []
     if roots and wanted:
         tangents = [tangent(root) for root in roots]
         gradients = list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))

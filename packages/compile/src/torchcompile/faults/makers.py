@@ -39,7 +39,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
         program: compiles a graph of prims.
     """
 
-    def with_compiler(gm: fx.GraphModule, inputs: list[Any], opset: Opset | None, compiler: Compiler) -> Run:
+    def with_compiler(gm: fx.GraphModule, inputs: list[object], opset: Opset | None, compiler: Compiler) -> Run:
         return aot_module(
             dense_attention_masks(plain_graph(gm, with_facts=True)),
             inputs,
@@ -52,24 +52,24 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
             walks_windows=torchinductor.walks_windows,
         )
 
-    def joint(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def joint(gm: fx.GraphModule, inputs: list[object]) -> Run:
         return with_compiler(gm, inputs, None, run_graph)
 
-    def prims(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def prims(gm: fx.GraphModule, inputs: list[object]) -> Run:
         return with_compiler(gm, inputs, "prims", lambda graph, _: interpret(graph))
 
     def given(stage: Stage, of: Program) -> Sequence[Program]:
         """Forward and backward as they come to the stage, with what a call of `of` runs them on."""
         seen: list[Program] = []
 
-        def look(graph: fx.GraphModule, examples: list[Any]) -> Run:
+        def look(graph: fx.GraphModule, examples: list[object]) -> Run:
             return _seeing(graph, seen)
 
         run = with_compiler(of.module, list(of.inputs), "prims" if stage == "kernels" else None, look)
         results(run, of.inputs, wide=False)
         return seen
 
-    def lowered(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def lowered(gm: fx.GraphModule, inputs: list[object]) -> Run:
         return interpret(lower(gm, "prims", tuple(settings.preserve), walks_windows=torchinductor.walks_windows))
 
     if kernels is None or program is None:

@@ -49,7 +49,7 @@ class Program:
         return [node for node in self.module.graph.nodes if node.op.startswith("call")]
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> object:
     if isinstance(value, torch.SymInt):
         return hint_of(value)
     env = shape_env_of(value) if isinstance(value, torch.SymFloat) else None

@@ -190,7 +190,7 @@ def outcome(
         drew = not torch.equal(state, torch.get_rng_state())
         roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         wanted = [t for t in (*memo.values(), *around.tensors.values()) if t.requires_grad and t.is_leaf]
-        gradients: list[Any] = []
+        gradients: list[object] = []
         if roots and wanted:
             ones = [torch.ones_like(root) for root in roots]
             gradients = list(torch.autograd.grad(roots, wanted, ones, allow_unused=True))
