@@ -110,7 +110,7 @@ class TracedCalls:
 
         def program(*flat: object) -> list[torch.Tensor]:
             found = call_body(body, (*numbers, *flat[len(symbols) :]))
-            wanted = [spec.stride() for spec in alike] or [None] * len(found)
+            wanted: Sequence[tuple[Size, ...] | None] = [spec.stride() for spec in alike] or [None] * len(found)
             return [_own(value, strides) for value, strides in zip(found, wanted, strict=True)]
 
         with unset(torch.get_default_dtype()), torch.no_grad(), handled_by(None):
