@@ -8,7 +8,7 @@ import copy
 import io
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Surroundings:
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     containers: dict[int, Any] = field(default_factory=dict)
-    variables: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)  # globals that the code names
+    variables: dict[tuple[int, str], dict[str, object]] = field(default_factory=dict)  # globals that the code names
     _seen: set[int] = field(default_factory=set)
 
     @classmethod
@@ -161,7 +161,7 @@ class Outcome:
         strange: the class of a result that cannot be compared, if there is one.
     """
 
-    values: tuple[list[Any], list[Any], list[Any], list[Any]]
+    values: tuple[Sequence[object], Sequence[object], Sequence[object], Sequence[object]]
     drew: bool
     strange: type | None
 

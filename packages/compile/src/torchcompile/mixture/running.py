@@ -15,7 +15,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchcompile.errors import CompileError
 from torchcompile.mixture.pieces import Part
 
-Run = Callable[..., Sequence[Any]]
+Run = Callable[..., Sequence[object]]
 
 
 class WrongPiece(CompileError):
