@@ -191,7 +191,7 @@ class RunTimeTexts:
             return value
         return self.of(_CONVERSIONS[how], value)
 
-    def binary(self, op: str, a: object, b: object) -> Any:
+    def binary(self, op: str, a: object, b: object) -> object:
         """`a + b` of texts, `a % b`, `a * b` of a text and a number."""
         if op == "*":
             text, number = (a, b) if isinstance(a, (str, RunTimeText)) else (b, a)
@@ -207,7 +207,7 @@ class RunTimeTexts:
             return self._percent(a, _of_names, tuple(b.values()), tuple(b)) if named else MISSING
         return self._percent(a, _of_places, b if type(b) is tuple else (b,))
 
-    def _percent(self, text: str, function: Callable[..., str], values: Args, *names: tuple[str, ...]) -> Any:
+    def _percent(self, text: str, function: Callable[..., str], values: Args, *names: tuple[str, ...]) -> object:
         if not any(map(is_run_time, values)):
             return MISSING
         # `%d` refuses an infinite number.
@@ -217,7 +217,7 @@ class RunTimeTexts:
             return MISSING
         return self.of(function, text, *map(_Names, names), *values)
 
-    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A call of `str`, `repr`, `round`, `hex` and the like, or of a method of a text; MISSING where it is none, or
         nothing is of run time."""
         if fn is str or fn is repr or fn is ascii:
@@ -237,7 +237,7 @@ class RunTimeTexts:
             return MISSING if kwargs or text.origins.sources else self.of(str.encode, text, *args)
         return self._format(args, kwargs) if fn is str.format and args else MISSING
 
-    def _round(self, number: object, ndigits: object = None) -> Any:
+    def _round(self, number: object, ndigits: object = None) -> object:
         if type(number) is not torch.SymFloat or type(ndigits) is not int or not 0 <= ndigits <= _MOST_DIGITS:
             return MISSING  # of less than no digits it may overflow
         return self.of(round, number, ndigits)
@@ -247,12 +247,12 @@ class RunTimeTexts:
         if any(kind.__name__ in str(error) for kind in MADE_AT_EACH_CALL):
             raise TextNeeded(self.made) from error
 
-    def _join(self, separator: object, parts: Any) -> Any:
+    def _join(self, separator: object, parts: Any) -> object:
         if type(parts) not in (list, tuple) or not any(type(part) is RunTimeText for part in parts):
             return MISSING
         return self.of(joined, separator, *parts)
 
-    def _format(self, args: Args, kwargs: Kwargs) -> Any:
+    def _format(self, args: Args, kwargs: Kwargs) -> object:
         """`text.format(...)`, where the text names whole arguments."""
         text, *values = args
         if type(text) is not str or not any(map(is_run_time, (*values, *kwargs.values()))):

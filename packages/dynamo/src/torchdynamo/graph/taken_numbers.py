@@ -39,7 +39,7 @@ Number = torch.SymInt | torch.SymFloat
 TAKING: dict[str, type | None] = {"item": None, "tolist": None, "__int__": int, "__index__": int, "__float__": float}
 _MOST = 64  # numbers of one list
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], object]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 # The operations of a fact's postfix program, on tensors of one element.
@@ -143,7 +143,7 @@ class TakenNumbers:
 
     # -- what is known of them -----------------------------------------------------------------
 
-    def check(self, truth: Any) -> bool:
+    def check(self, truth: torch.SymBool) -> bool:
         """The program asserts a relation of such numbers: whether the graph takes it for granted from here on."""
         node = node_of(truth)
         expr = node.expr

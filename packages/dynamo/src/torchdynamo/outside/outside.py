@@ -320,7 +320,7 @@ class Outside:
 
     # -- reads ------------------------------------------------------------------------------
 
-    def argument(self, index: int, name: str, value: object) -> Any:
+    def argument(self, index: int, name: str, value: object) -> object:
         """Slot `index` of the flat argument vector, as the program sees it."""
         return self.externals.wrap(value, Argument(index, name))
 
