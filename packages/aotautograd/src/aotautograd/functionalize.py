@@ -39,7 +39,7 @@ Called: TypeAlias = Callable[..., object]
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """The caller's hooks on saved tensors are for what a call saves, not for what tracing it does."""
-    autograd: Any = torch._C._autograd
+    autograd = torch._C._autograd
     taken: list[tuple[object, object]] = []
     while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
         taken.append(hooks)

@@ -29,7 +29,7 @@ def with_pullback(target: object) -> OpOverload | None:
     return target if own else None  # type: ignore[return-value]
 
 
-def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, Any]) -> object:
+def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """Calls an operator so that its derivative is a call of its pullback."""
     tensors = [t for t, _ in tensor_arguments(op, args, kwargs)]
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
@@ -44,13 +44,15 @@ def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[object], kw
 class _Call:
     """A call of an operator on functional tensors, and autograd's record of it alone."""
 
-    def __init__(self, recorder: Recorder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         self.recorder, self.op, self.args, self.kwargs = recorder, op, args, kwargs
         self.leaves: list[torch.Tensor] = []
         self.results: list[torch.Tensor] = []
         self.wanted: tuple[int, ...] = ()
 
-    def on(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    def on(self, tensors: Sequence[torch.Tensor]) -> tuple[list[object], dict[str, object]]:
         """The arguments with other tensors in the place of theirs."""
         rest = iter(tensors)
 
