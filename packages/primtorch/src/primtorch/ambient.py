@@ -31,7 +31,7 @@ class Ambient:
     nothing that runs within a Python call can leave it changed."""
 
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], object]
     write: Callable[[Any], None] | None = None
     same: Callable[[Any, Any], bool] = operator.eq
     shared: bool = False  # of the process, and set by calls that are noted: what is not noted, another thread has done
@@ -96,16 +96,16 @@ def _known_to_autocast(device: str) -> bool:
 AUTOCAST_DEVICES = tuple(filter(_known_to_autocast, ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")))
 
 
-def _stack(length: Callable[[], int], at: Callable[[int], object]) -> tuple[Any, ...]:
+def _stack(length: Callable[[], int], at: Callable[[int], object]) -> tuple[object, ...]:
     return tuple(at(place) for place in range(length()))
 
 
-def function_modes() -> tuple[Any, ...]:
+def function_modes() -> tuple[object, ...]:
     """The torch-function modes that are on, the innermost last."""
     return _stack(_C._len_torch_function_stack, _C._get_function_stack_at)
 
 
-def dispatch_modes() -> tuple[Any, ...]:
+def dispatch_modes() -> tuple[object, ...]:
     """The torch-dispatch modes that are on, those of torch's own machinery first, the innermost last."""
     return _stack(_C._len_torch_dispatch_stack, _C._get_dispatch_stack_at)
 
@@ -297,12 +297,12 @@ ATTENTION: tuple[Ambient, ...] = tuple(
 )
 
 
-def snapshot() -> tuple[Any, ...]:
+def snapshot() -> tuple[object, ...]:
     """The values of `AMBIENT` now, in its order."""
     return tuple(state.read() for state in AMBIENT)
 
 
-def changed(before: Sequence[object]) -> dict[str, tuple[Any, Any]]:
+def changed(before: Sequence[object]) -> dict[str, tuple[object, object]]:
     """What differs from a snapshot: name -> (value then, value now)."""
     pairs = ((state, then, state.read()) for state, then in zip(AMBIENT, before, strict=True))
     return {state.name: (then, now) for state, then, now in pairs if not state.same(then, now)}
@@ -319,7 +319,7 @@ class _Noted(threading.local):
     """What this thread has set within `preserved()`, of the states that it shares with others."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
 
 
 _noted = _Noted()
@@ -360,7 +360,7 @@ def preserved() -> Iterator[None]:
             _noted.values = outside
 
 
-def _write_back(before: Sequence[Any], mine: dict[str, Any]) -> None:
+def _write_back(before: Sequence[object], mine: dict[str, object]) -> None:
     for state, then in zip(AMBIENT, before, strict=True):
         now = state.read()
         others = state.shared and (state.name not in mine or not state.same(mine[state.name], now))
@@ -369,7 +369,7 @@ def _write_back(before: Sequence[Any], mine: dict[str, Any]) -> None:
 
 
 # What a compiler finds where nothing is set: each by its name in `AMBIENT`, with what gives the value.
-_UNSET: dict[str, Callable[[], Any]] = {
+_UNSET: dict[str, Callable[[], object]] = {
     "anomaly mode": lambda: (False, True),
     "function modes": tuple,
     "dispatch modes": _own_dispatch_modes,

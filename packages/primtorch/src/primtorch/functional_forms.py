@@ -184,7 +184,7 @@ def _has_no_rule(name: str) -> bool:
 
 
 def _writes(packet: str, overload: str) -> bool:
-    schema: Any = torch._C._get_schema(packet, overload)
+    schema = torch._C._get_schema(packet, overload)
     return any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
 
 

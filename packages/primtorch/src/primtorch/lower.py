@@ -240,7 +240,7 @@ class _Lowering:
         given |= {"self": value, "storage_offset": offset - val.storage_offset() + value.spec.offset}
         return tuple(given[name] for name in names), {}
 
-    def size(self, node: fx.Node) -> Any:
+    def size(self, node: fx.Node) -> object:
         """A size computed in the graph: its SymInt says all; a node is made where something needs one."""
         val = node.meta.get("val")
         if val is None or isinstance(val, torch.SymBool):

@@ -295,7 +295,7 @@ def _define(original: OpOverload, shapes: Shapes) -> _Form:
         given = [_objects(arg) if i in places else arg for i, arg in enumerate(args)]
         return original(*given, **kwargs)
 
-    def fake(mode: FakeMode, sizes: Sequence[int], *args: Any, **kwargs: object) -> object:
+    def fake(mode: FakeMode, sizes: Sequence[int], *args: object, **kwargs: object) -> object:
         like = next(arg for arg in args if isinstance(arg, FakeTensor)).spec.device
         results = tuple(
             mode.from_spec(TensorSpec(shape, strides, torch.float32, like))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 """Positional ones, and those by name."""
 
 
@@ -111,7 +111,7 @@ _USUAL: dict[tuple[str, str], object] = {
 def usual(overload: OpOverload) -> Iterator[Call]:
     """The sample of an operator that has none of its own, unless it takes what has no usual value."""
     args: list[object] = []
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, object] = {}
     for argument in overload._schema.arguments:
         if argument.has_default_value():
             continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
@@ -48,7 +46,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         if symbolic is not None and any(map(_has_symbols, leaves)):
             return symbolic(*args, **kwargs)
         device: torch.device | None = None
-        converted: list[Any] = []
+        converted: list[object] = []
         for leaf in leaves:
             if not isinstance(leaf, TENSORS):
                 if _has_symbols(leaf):
