@@ -81,7 +81,7 @@ def _unknown(node: fx.Node, why: str) -> DataDependentValue:
 class TriedValues(ExampleValues):
     """Values that nothing is made of: a derivative is tried on them. Draws are any draws."""
 
-    def read(self, func: Callable[..., Any], node: fx.Node) -> Any:
+    def read(self, func: Callable[..., object], node: fx.Node) -> object:
         """What a function reads of a node's value. Raises DataDependentValue if operators of somebody's own, which run
         as often as the program calls them, would have to run for it."""
         value = self(node)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from aotautograd.differentiable import cumprod_backward
@@ -78,7 +79,7 @@ class DataOfDerivatives(TorchFunctionMode):
         func: Callable[..., object],
         types: object,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         if reads_data(func, args):
             return self.recorder.answer(func, args[0], f"Tensor.{func.__name__}()")
@@ -187,15 +188,21 @@ def _refusing(operator: Callable[..., torch.Tensor], refusal: str, zeros: torch.
     return refused
 
 
+class _Refusing(BackwardCFunction):
+    """What is kept of a refused derivative."""
+
+    refusal: str
+
+
 class _Refused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, zeros: torch.Tensor, refusal: str) -> torch.Tensor:
+    def forward(ctx: _Refusing, value: torch.Tensor, zeros: torch.Tensor, refusal: str) -> torch.Tensor:
         ctx.save_for_backward(zeros)
         ctx.refusal = refusal
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: _Refusing, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         (zeros,) = ctx.saved_tensors
         torch._assert_async((zeros <= 1).all(), ctx.refusal)
         return gradient, None, None

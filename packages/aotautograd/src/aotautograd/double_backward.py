@@ -105,7 +105,7 @@ class GradientsOnDemand:
         missing: Sequence[int],
         observed: tuple[int, ...],
         inner: int | None,
-    ) -> Any:
+    ) -> object:
         """The same where the tangents of the results `observed` have in them what comes from other results; or what
         comes to the result `inner` from others, None where nothing does."""
         outside = [torch.zeros_like(tangents[i]) for i in observed]  # of which no part is left

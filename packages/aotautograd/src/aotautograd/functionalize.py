@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -38,7 +39,7 @@ Called: TypeAlias = Callable[..., object]
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """The caller's hooks on saved tensors are for what a call saves, not for what tracing it does."""
-    autograd: Any = torch._C._autograd
+    autograd = torch._C._autograd
     taken: list[tuple[object, object]] = []
     while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
         taken.append(hooks)
@@ -74,7 +75,7 @@ class NonLeaf(torch.autograd.Function):
     """Gives a non-leaf input its own history without recording an operator, so that it may be written in grad mode."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, leaf: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         return wrap(unwrap(leaf))
 
@@ -96,7 +97,7 @@ class OwnTangent(torch.autograd.Function):
         return wrap(unwrap(grads[0]))
 
 
-def reads_data(func: Called, args: tuple[Any, ...]) -> bool:
+def reads_data(func: Called, args: tuple[object, ...]) -> bool:
     """Whether the call reads memory of a traced tensor, which has none: torch does not see that."""
     return func in _READS_DATA and is_wrapped(args[0])
 
@@ -283,7 +284,7 @@ def _out_of_place(func: Called, name: str, args: tuple[object, ...], kwargs: dic
     return getattr(torch.ops.aten, _BY_VALUE.get(name, name[:-1]), None)
 
 
-def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """Computes the new values and copies them. Functionalization itself first tries the call on a tensor without data,
     where torch computes in float32 what it has in 16 bits: its copy reads the strides as numbers."""
     target = args[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 
 from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
@@ -24,7 +25,7 @@ from aotautograd.passes import (
 )
 from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import JointGraph, OutputKind
-from primtorch.ambient import autocast_state, set_autocast_state, unset
+from primtorch.ambient import AutocastState, autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
@@ -47,9 +48,9 @@ class TracedCalls:
     def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
             return operator.run(*operands)
-        tensors = operands[operator.sizes :]
+        numbers, tensors = operands[: operator.sizes], operands[operator.sizes :]
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            results: tuple[torch.Tensor, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
+            results: tuple[torch.Tensor, ...] = _Differentiated.apply(self, operator, numbers, *tensors)  # type: ignore[no-untyped-call]
             return results[: len(operator.differentiable)]
         return self.emit(operator, operands)
 
@@ -109,7 +110,7 @@ class TracedCalls:
 
         def program(*flat: object) -> list[torch.Tensor]:
             found = call_body(body, (*numbers, *flat[len(symbols) :]))
-            wanted = [spec.stride() for spec in alike] or [None] * len(found)
+            wanted: Sequence[tuple[Size, ...] | None] = [spec.stride() for spec in alike] or [None] * len(found)
             return [_own(value, strides) for value, strides in zip(found, wanted, strict=True)]
 
         with unset(torch.get_default_dtype()), torch.no_grad(), handled_by(None):
@@ -135,29 +136,43 @@ class _Body(fx.Interpreter):
         return super().run_node(node)
 
 
+class _Context(BackwardCFunction):
+    """What is kept of a call for its derivative, beside the tensors."""
+
+    calls: TracedCalls
+    operator: HigherOrder
+    keeping: HigherOrder  # the operator with what its derivative reads among its results
+    numbers: tuple[object, ...]  # the operands before the tensors
+    casts: AutocastState
+    specs: list[TensorSpec]  # of the results
+    count: int  # of the operands among the saved tensors
+
+
 class _Differentiated(torch.autograd.Function):
     """A call, and behind it the call of its derivative. What is kept for that is a result like the others: it has a
     derivative of its own, for whoever differentiates twice."""
 
     @staticmethod
-    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: object) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: _Context, calls: TracedCalls, operator: HigherOrder, numbers: tuple[object, ...], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         keeping = operator.keeping()
-        results = calls.emit(keeping, operands)
+        results = calls.emit(keeping, (*numbers, *tensors))
         ctx.calls, ctx.operator, ctx.keeping = calls, operator, keeping
-        ctx.numbers, ctx.casts = operands[: operator.sizes], autocast_state()
+        ctx.numbers, ctx.casts = numbers, autocast_state()
         ctx.specs = [spec_of(value) for value in results]
-        ctx.count = len(operands) - operator.sizes
-        ctx.save_for_backward(*operands[operator.sizes :], *_kept(operator, results))
+        ctx.count = len(tensors)
+        ctx.save_for_backward(*tensors, *_kept(operator, results))
         apart = [value for value, has in zip(results, keeping.differentiable, strict=True) if not has]
         ctx.mark_non_differentiable(*apart)
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[object, ...]:
+    def backward(ctx: _Context, *gradients: torch.Tensor | None) -> tuple[object, ...]:
         count = len(ctx.operator.differentiable)
         twice = any(gradient is not None for gradient in gradients[count:])
-        operator: HigherOrder = ctx.keeping if twice else ctx.operator
+        operator = ctx.keeping if twice else ctx.operator
         operands = (*ctx.numbers, *ctx.saved_tensors[: ctx.count])
         tangents = tuple(
             torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if gradient is None else gradient
@@ -168,14 +183,15 @@ class _Differentiated(torch.autograd.Function):
         set_autocast_state(ctx.casts)  # the body runs again as it ran
         try:
             kept = ctx.saved_tensors[ctx.count :]
-            derivative = operator.derivative(operands, kept, tangents, ctx.needs_input_grad[2:])
+            needs = (*(False for _ in ctx.numbers), *ctx.needs_input_grad[3:])
+            derivative = operator.derivative(operands, kept, tangents, needs)
         finally:
             set_autocast_state(before)
         found = ctx.calls(derivative.operator, derivative.operands)
         results: list[object] = [None] * len(operands)
         for place, gradient in zip(derivative.places, found, strict=True):
             results[place] = gradient
-        return (None, None, *results)
+        return (None, None, None, *results[len(ctx.numbers) :])
 
 
 def _kept(operator: HigherOrder, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -316,7 +316,9 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def _call(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    recorder: Recorder, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """A call of the graph. Python's functions of numbers keep symbolic ones symbolic, and operators of somebody's own
     may have derivatives that cannot be traced."""
     if isinstance(function, (OpOverload, OpOverloadPacket)) and (op := with_pullback(function)) is not None:

@@ -145,7 +145,7 @@ class _NamesOfData:
 def spelt(record: RecordT) -> RecordT:
     """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
 
-    def spell(value: object) -> Any:
+    def spell(value: object) -> object:
         if isinstance(value, torch.SymInt):
             return expr_of(value)
         return float_expr_of(value) if isinstance(value, torch.SymFloat) else value
@@ -159,7 +159,7 @@ def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:
     if env is None:
         return record
 
-    def bind(value: object) -> Any:
+    def bind(value: object) -> object:
         if isinstance(value, IntExpr):
             return torch.SymInt(SymNode(value, env.hint(value), env))
         return torch.SymFloat(SymNode(value, env.hint(value), env)) if isinstance(value, FloatExpr) else value

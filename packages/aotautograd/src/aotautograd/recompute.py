@@ -43,7 +43,7 @@ def is_cheap(node: fx.Node) -> bool:
         return node.op == "get_attr"
     if has_effect(node):
         return False
-    target: object = node.target
+    target = node.target
     if target is operator.getitem or is_view(node):
         return True
     family = getattr(target, "family", None)

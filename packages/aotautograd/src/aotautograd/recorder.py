@@ -379,7 +379,7 @@ class Recorder(DispatchMode):
         finally:
             self.answers = answers
 
-    def answer(self, func: Callable[..., Any], tensor: torch.Tensor, what: str) -> Any:
+    def answer(self, func: Callable[..., object], tensor: torch.Tensor, what: str) -> object:
         """What a derivative reads of a tensor, where it is tried on the example inputs.
 
         Raises:

@@ -171,7 +171,7 @@ def _history_plan(
         results, made = gradients(*call)
         return results, sources_of(made, kept_symbols)
 
-    def followed_apart(*call: Any) -> Any:
+    def followed_apart(*call: object) -> object:
         assert cut is not None
         found = cut(*call)
         return found if call[-1] is not None else (found[0], sources_of(found[1], kept_symbols))
@@ -374,11 +374,11 @@ class _InMemoryOf(torch.autograd.Function):
     """(value, the same elements where they are to lie) -> those, with the history of the value."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         return memory
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradients[0], None
 
 

@@ -263,15 +263,15 @@ class FunctionCall:
         draws: whether its forward takes random numbers.
     """
 
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
+    target: Callable[..., object]
+    args: tuple[object, ...]
     draws: bool
 
     @property
     def __name__(self) -> str:
         return "autograd_function"
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         return self.target(*args)
 
 
@@ -478,7 +478,7 @@ class HistoryPlan:
     gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, Sequence[GradientSource]]]
     # The same with two more arguments, where hooks of some results see what comes to them from others: the numbers of
     # these, whose tangents are the sums; and of one of them to give what comes to it from others, a tensor, or None.
-    cut: Callable[[Values, Values, Values, Sequence[int], Sequence[int], int | None], Any]
+    cut: Callable[[Values, Values, Values, Sequence[int], Sequence[int], int | None], object]
     leading: tuple[tuple[int, ...], ...]  # for each tangent: those of results that are computed from its result
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import BackwardCFunction
 
 from aotautograd.backward import DataOfDerivatives
 from aotautograd.recorder import Recorder
@@ -28,7 +29,7 @@ def with_pullback(target: object) -> OpOverload | None:
     return target if own else None  # type: ignore[return-value]
 
 
-def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """Calls an operator so that its derivative is a call of its pullback."""
     tensors = [t for t, _ in tensor_arguments(op, args, kwargs)]
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
@@ -43,17 +44,19 @@ def call_untraced(recorder: Recorder, op: OpOverload, args: Sequence[Any], kwarg
 class _Call:
     """A call of an operator on functional tensors, and autograd's record of it alone."""
 
-    def __init__(self, recorder: Recorder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, recorder: Recorder, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         self.recorder, self.op, self.args, self.kwargs = recorder, op, args, kwargs
         self.leaves: list[torch.Tensor] = []
         self.results: list[torch.Tensor] = []
         self.wanted: tuple[int, ...] = ()
 
-    def on(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    def on(self, tensors: Sequence[torch.Tensor]) -> tuple[list[object], dict[str, object]]:
         """The arguments with other tensors in the place of theirs."""
         rest = iter(tensors)
 
-        def other(value: Any) -> Any:
+        def other(value: Any) -> object:
             if isinstance(value, (list, tuple)):
                 return type(value)(map(other, value))
             return next(rest) if isinstance(value, torch.Tensor) else value
@@ -132,11 +135,17 @@ def _last(graph: fx.Graph) -> fx.Node:
     return next(last)
 
 
+class _Context(BackwardCFunction):
+    """What is kept of a call for its derivative."""
+
+    call: _Call
+
+
 class _Untraced(torch.autograd.Function):
     """A call whose derivative is its pullback."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: _Context, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results = call.run(tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -146,8 +155,8 @@ class _Untraced(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+    def backward(ctx: _Context, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call = ctx.call
         _ = ctx.saved_tensors  # raises what autograd does where one was written to, or the backward has run
         args, kwargs = call.on([wrap(unwrap(leaf)) for leaf in call.leaves])
         results = [wrap(unwrap(result)) for result in call.results]

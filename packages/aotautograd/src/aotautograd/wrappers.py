@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.autograd.function import FunctionCtx
 from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
@@ -66,16 +67,23 @@ register_special(PART, lambda mode, whole, call: mode.from_spec(_CALLS[call].spe
 register_special(RELAY, lambda mode, tensor, call: mode.from_spec(_CALLS[call].spec))
 
 
+class _Directions(FunctionCtx):
+    """What is kept of a relaying: the numbers of the calls there and back."""
+
+    there: int
+    back: int
+
+
 class _Relaying(torch.autograd.Function):
     """Another layout, and in the derivative the way back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
+    def forward(ctx: _Directions, tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
         ctx.there, ctx.back = there, back
         return RELAY(tensor, there)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _Directions, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return _relaying(gradients[0], ctx.back, ctx.there), None, None
 
 
@@ -90,25 +98,25 @@ class _WayBack:
         whole = whole_of(given)
         self.call = call
         self.template = TensorSpec.of(given) if whole is None else _template(whole)
-        self.ends: tuple[Any, Any] | None = None
+        self.ends: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def rehearse(self, gradient: Any) -> None:
+    def rehearse(self, gradient: torch.Tensor) -> None:
         template, mode = self.template, _mode_of(gradient)
         with torch.enable_grad():
             if isinstance(template, TensorSpec):
-                begin: Any = mode.from_spec(template)
+                begin: torch.Tensor = mode.from_spec(template)
             else:
                 begin = template.build(mode.from_spec(spec) for spec in template.specs())
             begin = begin.detach().requires_grad_()
             self.ends = begin, self.call(begin)
 
-    def run(self, gradient: Any) -> object:
+    def run(self, gradient: torch.Tensor) -> torch.Tensor:
         assert self.ends is not None
         (begin, end), self.ends = self.ends, None
         return torch.autograd.grad(end, begin, gradient)[0]
 
 
-def _mode_of(tensor: Any) -> FakeMode:
+def _mode_of(tensor: torch.Tensor) -> FakeMode:
     inner: Any = next(_template(tensor).flatten(tensor)) if is_wrapper(type(tensor)) else tensor
     mode: FakeMode = inner.fake_mode
     return mode

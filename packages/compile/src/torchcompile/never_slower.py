@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -56,7 +55,7 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     if node.op == "call_method":
         return not _writes(str(node.target))
-    target: Any = node.target
+    target = node.target
     if node.op != "call_function":
         return False
     if isinstance(target, OpOverload):
@@ -180,7 +179,7 @@ def _seconds(run: Run, inputs: Sequence[object], backward: bool) -> float:
     return time.perf_counter() - start
 
 
-def _aliased(value: object) -> Any:
+def _aliased(value: object) -> object:
     """The same memory without history: the user's gradients and hooks see nothing."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -22,7 +22,7 @@ class Counterpart:
     """
 
     ours: str | None = None
-    values: Mapping[Any, object] = field(default_factory=dict)
+    values: Mapping[object, object] = field(default_factory=dict)
     open: bool = False
     taken: tuple[object, ...] = ()
     instead: str = ""

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from torch import fx
 
 from torchdistributed.errors import CollectivesDiffer
 from torchdynamo import collective_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _PATIENCE: Final = 5.0  # seconds in which the other ranks come to a graph, or have no such graph
 _FRUITLESS: Final = 2  # times that they did not come, after which they are not waited for
@@ -75,12 +78,12 @@ def _shown(value: object, sized: bool) -> str:
 
 
 def _line(node: fx.Node) -> str:
-    frames: Sequence[Any] = node.meta.get("stack", ())
+    frames = node.meta.get("stack", ())
     of_user = [frame for frame in frames if not frame.file.startswith(_TORCH)] or list(frames)
     return f"{of_user[-1].file}:{of_user[-1].line} in {of_user[-1].function}" if of_user else "an unknown line"
 
 
-def agreed(run: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]:
+def agreed(run: Callable[..., Sequence[object]], graph: fx.GraphModule) -> Callable[..., Sequence[object]]:
     """`run`, which runs `graph`, with its first call held to what the other ranks call.
 
     Raises, at that call:
@@ -95,12 +98,12 @@ def agreed(run: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]
 class Agreed:
     """What runs a graph with collectives."""
 
-    def __init__(self, run: Callable[..., Any], collectives: Sequence[Collective]) -> None:
+    def __init__(self, run: Callable[..., Sequence[object]], collectives: Sequence[Collective]) -> None:
         self._boxed_call = getattr(run, "_boxed_call", False)
         self._run = run
         self._collectives: Sequence[Collective] = collectives
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Sequence[object]:
         if not self._collectives or not dist.is_initialized():
             return self._run(*inputs)
         collectives, self._collectives = self._collectives, ()
@@ -120,13 +123,13 @@ class Agreed:
 
 def _meetings(collectives: Sequence[Collective]) -> Iterator[Meeting]:
     """One for each group of several ranks, in the order in which they are called first."""
-    world: Any = dist.distributed_c10d
+    world = dist.distributed_c10d
     for name in dict.fromkeys(collective.group for collective in collectives):
-        group = world._resolve_process_group(name)
+        group = world._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
         if group.size() < 2:
             continue
         try:
-            number = group._get_sequence_number_for_group()
+            number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:  # a back end that does not count
             continue
         prefix = f"torchcompile/{_GROUPS.number(dist.group.WORLD)}/{name}/{number}"
@@ -138,10 +141,10 @@ class _Numbered:
     """How often processes have come together: groups of another time have the names of earlier ones."""
 
     def __init__(self) -> None:
-        self._last: weakref.ref[Any] | None = None
+        self._last: weakref.ref[object] | None = None
         self._count = 0
 
-    def number(self, group: Any) -> int:
+    def number(self, group: object) -> int:
         if self._last is None or self._last() is not group:
             self._last = weakref.ref(group)
             self._count += 1
@@ -156,7 +159,7 @@ _fruitless: dict[str, int] = {}  # by group: how often others did not come
 class Meeting:
     """The ranks of one group, each about to call collectives, at one place of their common order."""
 
-    def __init__(self, store: Any, group: Any, collectives: Sequence[Collective]) -> None:
+    def __init__(self, store: Store, group: dist.ProcessGroup, collectives: Sequence[Collective]) -> None:
         self.store, self.group, self.name = store, group, collectives[0].group
         self.rows = [(c.what, c.where) for c in collectives]
 

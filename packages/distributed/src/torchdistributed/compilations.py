@@ -21,12 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 
 from torchdistributed.errors import RankFailed
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _PATIENCE: Final = 2.0  # seconds in which the other ranks begin to compile, or do not
 _FRUITLESS: Final = 2  # times that they did not, after which they are not waited for
@@ -83,7 +86,7 @@ def _process(pid: int) -> tuple[str, str]:
 class Board:
     """The compilations of one job, as one rank sees them."""
 
-    def __init__(self, store: Any, rank: int, size: int, limit: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, limit: float) -> None:
         self.store, self.rank, self.size, self.limit = store, rank, size, limit
         self.number = 0
         self._fruitless = 0
@@ -185,26 +188,25 @@ class _Boards:
     """The board of the present process group."""
 
     def __init__(self) -> None:
-        self._of: weakref.ref[Any] | None = None
+        self._of: weakref.ref[object] | None = None
         self._board: Board | None = None
         self._count = 0
 
     def now(self) -> Board | None:
-        if not dist.is_available() or not dist.is_initialized():
+        if not dist.is_available() or not dist.is_initialized() or (world := dist.group.WORLD) is None:
             return None
-        world: Any = dist.group.WORLD
         if self._of is None or self._of() is not world:
             self._of, self._count = weakref.ref(world), self._count + 1
             self._board = self._made(world) if world.size() > 1 else None
         return self._board
 
-    def _made(self, world: Any) -> Board:
-        c10d: Any = dist.distributed_c10d
+    def _made(self, world: dist.ProcessGroup) -> Board:
+        c10d = dist.distributed_c10d
         store = c10d.PrefixStore(f"torchcompile/compilations/{self._count}", c10d._get_default_store())
         return Board(store, world.rank(), world.size(), _limit(world))
 
 
-def _limit(world: Any) -> float:
+def _limit(world: dist.ProcessGroup) -> float:
     """The group's time limit."""
     for device in ("cpu", "cuda"):
         try:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos, plan_buckets
 
 Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to, in its order
-Runner = Callable[..., Sequence[Any]]
+Runner = Callable[..., Sequence[object]]
 _FIRST_BYTES = MIB  # of the first bucket, where the program gives no size (torch before 2.13 does not tell)
 _MOST_PLANS = 4  # that one graph follows: it is compiled for each
 
@@ -57,7 +57,7 @@ def active_replica() -> DistributedDataParallel | None:
 def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
     """The buckets that the reducer has; before it has made them, those that it will make of gradients that come in the
     reverse of the order of registration."""
-    told: Mapping[str, Any] = replicated._get_ddp_logging_data()
+    told: Mapping[str, object] = replicated._get_ddp_logging_data()
     rebuilt = str(told.get("rebuilt_per_bucket_param_indices", ""))
     known = _PLANS.get(replicated)
     if known is None or known[0] != rebuilt:
@@ -136,7 +136,7 @@ class FollowsReducer:
 
     def __init__(
         self,
-        compile: Callable[[Stages, Sequence[Any]], Runner],
+        compile: Callable[[Stages, Sequence[object]], Runner],
         tell: Callable[[list[tuple[int, list[ParameterInfo]]], bool], None],
         inputs: Sequence[object],
     ) -> None:
@@ -152,7 +152,7 @@ class FollowsReducer:
             self._compiled((), inputs)
         self._run = next(iter(self._runs.values()))
 
-    def __call__(self, *inputs: object) -> Sequence[Any]:
+    def __call__(self, *inputs: object) -> Sequence[object]:
         replicated = active_replica()
         if replicated is None:
             return self._run(*inputs)

@@ -115,7 +115,7 @@ def _wrap(target: object, settings: tuple[Backend, CaptureOptions, Dump | None],
     raise TypeError(f"expected a function, a method, a callable object or an nn.Module, got {type(target).__name__}")
 
 
-def _call(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _call(target: Any, /, *args: object, **kwargs: object) -> object:
     return target(*args, **kwargs)
 
 

@@ -93,16 +93,16 @@ class CaptureWorld(PlainWorld):
         self.outside.global_delete(fn.__globals__, name)
 
     def make_cell(self, cell: types.CellType) -> types.CellType:
-        return self.outside.new_cell(cell)
+        return self.outside.cells.new(cell)
 
     def load_cell(self, cell: types.CellType) -> object:
-        return self.outside.cell_get(cell)
+        return self.outside.cells.get(cell)
 
     def store_cell(self, cell: types.CellType, value: object) -> None:
-        self.outside.cell_set(cell, value)
+        self.outside.cells.set(cell, value)
 
     def delete_cell(self, cell: types.CellType) -> None:
-        self.outside.cell_delete(cell)
+        self.outside.cells.delete(cell)
 
     def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
         return self.outside.function_defaults(fn)
@@ -386,7 +386,7 @@ class CaptureWorld(PlainWorld):
 
     # -- items and operators ----------------------------------------------------------------
 
-    def getitem(self, obj: object, key: object) -> Any:
+    def getitem(self, obj: object, key: object) -> object:
         if self.outside.arrays.used and not isinstance(obj, dict):
             obj, key = self._current(obj, key)
             if isinstance(obj, Array) or arrays_in(key):
@@ -519,7 +519,7 @@ class CaptureWorld(PlainWorld):
     ) -> tuple[object, object] | None:
         return self.outside.recorder.choices.choose(op, values, keys)
 
-    def compare(self, op: str, a: object, b: object) -> Any:
+    def compare(self, op: str, a: object, b: object) -> object:
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.compare(op, a, b)
@@ -535,7 +535,7 @@ class CaptureWorld(PlainWorld):
 
     # -- imports ----------------------------------------------------------------------------
 
-    def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> Any:
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> object:
         if fn.__builtins__.get("__import__") is not imports.BUILTIN:  # type: ignore[attr-defined]
             raise BreakGraph("import", f"import of {name} by another __import__ than Python's")
         return self.import_by(fn.__globals__, name, fromlist, level)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 from torch import fx
@@ -92,7 +92,7 @@ class Generated:
     codegen: Codegen
     tail: list[str]
     graph_break: GraphBreak | None  # where the tail goes on after one
-    module: Any  # the name of the module that what the tail calls is called from
+    module: object  # the name of the module that what the tail calls is called from
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from torchdynamo import torch_compilers_marks
 
@@ -155,7 +155,7 @@ class error_on_graph_break:
         error = self.error
 
         @functools.wraps(function)
-        def within(*args: object, **kwargs: object) -> Any:
+        def within(*args: object, **kwargs: object) -> object:
             with error_on_graph_break(error):
                 return function(*args, **kwargs)
 

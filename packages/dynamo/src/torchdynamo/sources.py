@@ -385,7 +385,7 @@ def own_length(container: Any) -> int:
     return len(container) if kind is None else kind.__len__(container)
 
 
-def table_shown(view: object) -> Any:
+def table_shown(view: object) -> object:
     """The mapping that a mapping proxy, or a view of a dict, shows: the one object that it holds."""
     (table,) = gc.get_referents(view)
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from primtorch.ledger import LEDGER, Event
 from torchdynamo import torch_compilers_marks
@@ -52,7 +52,7 @@ class set_stance:
         stance = self.stance
 
         @functools.wraps(function)
-        def within(*args: object, **kwargs: object) -> Any:
+        def within(*args: object, **kwargs: object) -> object:
             with set_stance(stance):
                 return function(*args, **kwargs)
 

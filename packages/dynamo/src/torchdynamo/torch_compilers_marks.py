@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 
 
 def allowed_in_graph(function: object) -> bool:
     """Whether `torch.compiler.allow_in_graph` marked a function."""
-    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    rules = sys.modules.get("torch._dynamo.trace_rules")
     return rules is not None and id(function) in getattr(rules, "_allowed_callable_ids", ())
 
 
 def stance() -> str:
     """What `torch.compiler.set_stance` says at present."""
-    module: Any = sys.modules.get("torch._dynamo.eval_frame")
+    module = sys.modules.get("torch._dynamo.eval_frame")
     return str(getattr(getattr(module, "_stance", None), "stance", "default"))
 
 

@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import torch
 
@@ -52,6 +52,7 @@ from torchinductor.schemas import InductorOptions
 
 FORMAT = 1
 _MAGIC = b"TCPROGRM"
+T = TypeVar("T")
 _ALIGNED = 64  # bytes: where memories begin in their file
 
 
@@ -231,7 +232,7 @@ def _sizes(sizes: Sequence[tuple[bool, int]]) -> bytes:
     return _list(map(_size, sizes))
 
 
-def _steps(steps: Iterable[tuple[str, Any]]) -> bytes:
+def _steps(steps: Iterable[tuple[str, int | str | float]]) -> bytes:
     """A size program: of each step its name, and an integer."""
     return _list(_text(op) + _integer(float_bits(float(n)) if op == "fconst" else int(n)) for op, n in steps)
 
@@ -260,7 +261,7 @@ class ProgramWriter:
         if fields is None:
             raise NotForCpp(f"a program that calls for {name!r} cannot run without Python")
 
-        def write(*given: Any) -> int:
+        def write(*given: object) -> int:
             self.calls.append(_text(name) + b"".join(encoder(self, given[place]) for place, encoder in fields))
             self.values += name == "value"
             return self.values - 1
@@ -271,7 +272,7 @@ class ProgramWriter:
         """The calls that were taken, as a list of the file."""
         return _list(self.calls)
 
-    def plain(self, value: Any) -> bytes:
+    def plain(self, value: object) -> bytes:
         """A value as it comes: its kind, and what that takes."""
         if isinstance(value, (list, tuple)):
             return _text("list") + _list(map(self.plain, value))
@@ -313,7 +314,7 @@ _PLAIN: Mapping[type, tuple[str, Callable[[Any], bytes]]] = {
 Field = tuple[int, Callable[[ProgramWriter, Any], bytes]]
 
 
-def _as(encoder: Callable[[Any], bytes]) -> Callable[[ProgramWriter, Any], bytes]:
+def _as(encoder: Callable[[Any], bytes]) -> Callable[[ProgramWriter, object], bytes]:
     return lambda writer, value: encoder(value)
 
 
@@ -378,7 +379,7 @@ class _Tensors:
         self._known[id(tensor)] = len(self.rows) - 1, tensor
         return len(self.rows) - 1
 
-    def write(self, stream: Any) -> bytes:
+    def write(self, stream: BinaryIO) -> bytes:
         """Writes the memories, and gives where they are."""
         rows = []
         for storage in self.memories.values():
@@ -404,7 +405,7 @@ def _copied(source: str, folder: Path, options: InductorOptions) -> tuple[str, i
     return name, zlib.crc32(content)
 
 
-def _appearing(path: Path, write: Callable[[Any], Any]) -> Any:
+def _appearing(path: Path, write: Callable[[BinaryIO], T]) -> T:
     """Writes a file, which appears whole; gives what `write` gives."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:

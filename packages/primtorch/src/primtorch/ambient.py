@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils._device as default_device
@@ -31,7 +31,7 @@ class Ambient:
     nothing that runs within a Python call can leave it changed."""
 
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], object]
     write: Callable[[Any], None] | None = None
     same: Callable[[Any, Any], bool] = operator.eq
     shared: bool = False  # of the process, and set by calls that are noted: what is not noted, another thread has done
@@ -73,12 +73,16 @@ def _set_autocast_nesting(depth: int) -> None:
         torch.autocast_decrement_nesting()
 
 
-def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+AutocastState: TypeAlias = tuple[tuple[str, bool, torch.dtype], ...]
+"""Of each kind of device, whether autocast is on, and to which dtype."""
+
+
+def autocast_state() -> AutocastState:
     """Of each device: its type, whether autocast is on, and its dtype."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 
-def set_autocast_state(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
+def set_autocast_state(casts: AutocastState) -> None:
     """Puts back what `autocast_state` gave."""
     for device, enabled, dtype in casts:
         torch.set_autocast_enabled(device, enabled)
@@ -92,16 +96,16 @@ def _known_to_autocast(device: str) -> bool:
 AUTOCAST_DEVICES = tuple(filter(_known_to_autocast, ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")))
 
 
-def _stack(length: Callable[[], int], at: Callable[[int], object]) -> tuple[Any, ...]:
+def _stack(length: Callable[[], int], at: Callable[[int], object]) -> tuple[object, ...]:
     return tuple(at(place) for place in range(length()))
 
 
-def function_modes() -> tuple[Any, ...]:
+def function_modes() -> tuple[object, ...]:
     """The torch-function modes that are on, the innermost last."""
     return _stack(_C._len_torch_function_stack, _C._get_function_stack_at)
 
 
-def dispatch_modes() -> tuple[Any, ...]:
+def dispatch_modes() -> tuple[object, ...]:
     """The torch-dispatch modes that are on, those of torch's own machinery first, the innermost last."""
     return _stack(_C._len_torch_dispatch_stack, _C._get_dispatch_stack_at)
 
@@ -126,7 +130,7 @@ def _set_function_modes(modes: Sequence[object]) -> None:
     _set_stack(function_modes(), modes, _C._pop_torch_function_stack, _C._push_on_torch_function_stack)
 
 
-def _of_programs(modes: Sequence[object]) -> Sequence[Any]:
+def _of_programs(modes: Sequence[object]) -> Sequence[object]:
     """Those that lie on the stack itself: behind torch's own, which have places of their own."""
     own = sum(_C._get_dispatch_mode(key) is not None for key in _C._TorchDispatchModeKey.__members__.values())
     return modes[own:]
@@ -144,7 +148,7 @@ def _set_default_device(device: torch.device | None) -> None:
     default_device.CURRENT_DEVICE = device
 
 
-def _own_dispatch_modes() -> Sequence[Any]:
+def _own_dispatch_modes() -> Sequence[object]:
     modes = dispatch_modes()
     return modes[: len(modes) - len(_of_programs(modes))]
 
@@ -153,7 +157,7 @@ def _set_fill(fill: bool) -> None:
     _deterministic.fill_uninitialized_memory = fill
 
 
-def _saved_tensors_hooks() -> Any:
+def _saved_tensors_hooks() -> object:
     hooks = _C._autograd._top_saved_tensors_default_hooks(True)
     return _C._autograd._saved_tensors_hooks_get_disabled_error_message(), hooks
 
@@ -293,12 +297,12 @@ ATTENTION: tuple[Ambient, ...] = tuple(
 )
 
 
-def snapshot() -> tuple[Any, ...]:
+def snapshot() -> tuple[object, ...]:
     """The values of `AMBIENT` now, in its order."""
     return tuple(state.read() for state in AMBIENT)
 
 
-def changed(before: Sequence[object]) -> dict[str, tuple[Any, Any]]:
+def changed(before: Sequence[object]) -> dict[str, tuple[object, object]]:
     """What differs from a snapshot: name -> (value then, value now)."""
     pairs = ((state, then, state.read()) for state, then in zip(AMBIENT, before, strict=True))
     return {state.name: (then, now) for state, then, now in pairs if not state.same(then, now)}
@@ -315,7 +319,7 @@ class _Noted(threading.local):
     """What this thread has set within `preserved()`, of the states that it shares with others."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
 
 
 _noted = _Noted()
@@ -356,7 +360,7 @@ def preserved() -> Iterator[None]:
             _noted.values = outside
 
 
-def _write_back(before: Sequence[Any], mine: dict[str, Any]) -> None:
+def _write_back(before: Sequence[object], mine: dict[str, object]) -> None:
     for state, then in zip(AMBIENT, before, strict=True):
         now = state.read()
         others = state.shared and (state.name not in mine or not state.same(mine[state.name], now))
@@ -365,7 +369,7 @@ def _write_back(before: Sequence[Any], mine: dict[str, Any]) -> None:
 
 
 # What a compiler finds where nothing is set: each by its name in `AMBIENT`, with what gives the value.
-_UNSET: dict[str, Callable[[], Any]] = {
+_UNSET: dict[str, Callable[[], object]] = {
     "anomaly mode": lambda: (False, True),
     "function modes": tuple,
     "dispatch modes": _own_dispatch_modes,

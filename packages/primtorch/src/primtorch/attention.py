@@ -18,7 +18,7 @@ from primtorch.ambient import autocast_state
 from primtorch.errors import NoDerivative
 from primtorch.higher_order import Body, Derivative, HigherOrder, Pullback, Values
 from primtorch.layout import iterator_like
-from primtorch.spec import TensorSpec, spec_of
+from primtorch.spec import Size, TensorSpec, spec_of
 
 POSITION = torch.int32  # the type of a batch, head, query and key in the functions
 POSITIONS = 4
@@ -242,7 +242,7 @@ def _dense_attention(
 def _over_positions(function: Callable[..., Any], parts: AttentionParts, scores: int) -> Callable[..., Any]:
     """A function of one score (or of none) and its positions, as one of all scores and four lines of positions."""
 
-    def single(*given: Any) -> Any:
+    def single(*given: Any) -> object:
         return function(*parts.numbers, *parts.captured, *given)[0]
 
     for place in reversed(range(POSITIONS)):
@@ -265,7 +265,7 @@ def _dense(value: object) -> TensorSpec:
     return TensorSpec(spec.shape, iterator_like(spec.shape, spec.strides), spec.dtype, spec.device)
 
 
-def _laid_out(value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+def _laid_out(value: torch.Tensor, strides: Sequence[Size]) -> torch.Tensor:
     if tuple(value.stride()) == tuple(strides):
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)

@@ -232,7 +232,7 @@ class Builder:
     ) -> None:
         self.graph = graph
         self.walks_windows = walks_windows
-        self.meta: Mapping[str, Any] = {"stack": ()}
+        self.meta: Mapping[str, object] = {"stack": ()}
         self.val: Any = None
         self.rewrite = rewrite
         self.symbol_nodes: dict[str, fx.Node] = {}

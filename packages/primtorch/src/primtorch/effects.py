@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +52,7 @@ _REFUSING_INTEGERS = frozenset(
 """Those that do so only where a later argument is a tensor of integers: masks are no places, floats may be zero."""
 
 
-def may_refuse(op: OpOverload, args: Sequence[Any]) -> bool:
+def may_refuse(op: OpOverload, args: Sequence[object]) -> bool:
     """Whether eager may raise at a call for what is in its tensors. Such a call has to happen although nobody reads its
     results: a program that asks whether a matrix has an inverse may do it so.
 
@@ -67,7 +66,7 @@ def may_refuse(op: OpOverload, args: Sequence[Any]) -> bool:
     )
 
 
-def _dtypes(values: Sequence[Any]) -> Iterator[torch.dtype]:
+def _dtypes(values: Sequence[object]) -> Iterator[torch.dtype]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _dtypes(value)
@@ -169,7 +168,7 @@ def returns_memory(op: OpOverload) -> bool:
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
-def argument_returned(op: OpOverload, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def argument_returned(op: OpOverload, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """The argument that a call writes to and gives back as its result number `place`."""
     memory = op._schema.returns[place].alias_info.before_set  # type: ignore[union-attr]
     for position, argument in enumerate(op._schema.arguments):

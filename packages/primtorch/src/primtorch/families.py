@@ -44,6 +44,7 @@ FAMILIES = (
     "quantised",
     "attention",
     "normalization",
+    "batch_normalization",
     "softmax",
     "loss",
     "linalg",
@@ -121,7 +122,7 @@ class Operator:
             return formula
 
         @wraps(formula)
-        def both(*args: object, **kwargs: object) -> Any:
+        def both(*args: object, **kwargs: object) -> object:
             refusal(*args, **kwargs)
             return formula(*args, **kwargs)
 

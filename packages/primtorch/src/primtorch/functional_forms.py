@@ -69,7 +69,7 @@ def _define(op: OpOverload) -> OpOverload:
         results = op(*given[0], **given[1])
         return _packed(op, results, list(made.values()))
 
-    def fake(mode: FakeMode, *args: object, **kwargs: Any) -> Any:
+    def fake(mode: FakeMode, *args: object, **kwargs: Any) -> object:
         copies = kwargs.pop(_COPIES)
         made = _each_copied(op, args, kwargs, copies, lambda t: _like(t, mode))
         return _packed(op, run_registered(mode, op, args, kwargs), list(made.values()))
@@ -184,7 +184,7 @@ def _has_no_rule(name: str) -> bool:
 
 
 def _writes(packet: str, overload: str) -> bool:
-    schema: Any = torch._C._get_schema(packet, overload)
+    schema = torch._C._get_schema(packet, overload)
     return any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
 
 

@@ -124,7 +124,7 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
     wrapped: list[torch.Tensor | Number] = []
     starts: list[fx.Node] = []
     constants: list[tuple[str, torch.Tensor, fx.Node]] = []
-    outputs: list[Any] = []
+    outputs: list[object] = []
     with torch.no_grad(), mode, functional_region():
         for node in gm.graph.nodes:
             frames = node.meta.get("stack", ())

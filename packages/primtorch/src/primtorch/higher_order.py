@@ -20,9 +20,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import fx
 
-from primtorch.ambient import autocast_state, set_autocast_state
+from primtorch.ambient import AutocastState, autocast_state, set_autocast_state
+from primtorch.arguments import TensorLike
 from primtorch.errors import NoDerivative
-from primtorch.spec import TensorSpec, spec_of
+from primtorch.spec import Size, TensorSpec, spec_of
 
 Body = Callable[..., Sequence[Any]]
 Values = tuple[Any, ...]
@@ -34,7 +35,7 @@ class Handler(Protocol):
     def __call__(self, operator: HigherOrder, operands: Values) -> Values:
         """A call of an operator in the program."""
 
-    def run_body(self, body: Body, flat: Values) -> Sequence[Any]:
+    def run_body(self, body: Body, flat: Values) -> Sequence[object]:
         """A body of an operator, whose graph is being traced."""
 
 
@@ -119,7 +120,7 @@ class HigherOrder:
         """What each body is given, numbers aside: tensors, or descriptors of what the loop makes of them."""
         raise NotImplementedError
 
-    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[TensorLike]]) -> tuple[TensorSpec, ...]:
         """Descriptors of the results, from what each body gives."""
         raise NotImplementedError
 
@@ -188,7 +189,7 @@ class Scan(HigherOrder):
         around, carry, mapped = self._parts(operands)
         carry = tuple(value.contiguous() for value in carry)
         length = mapped[0].shape[0]
-        rows: list[Sequence[Any]] = [()] * length
+        rows: list[Sequence[torch.Tensor]] = [()] * length
         for place in reversed(range(length)) if self.reverse else range(length):
             found = step(*around, *carry, *(value[place] for value in mapped))
             carry = tuple(value.contiguous() for value in found[: self.carries])
@@ -204,7 +205,7 @@ class Scan(HigherOrder):
         around, carry, mapped = self._parts(operands)
         return ((*around[self.sizes :], *map(_as_carry, carry), *map(slice_of, mapped)),)
 
-    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+    def results(self, operands: Values, found: Sequence[Sequence[TensorLike]]) -> tuple[TensorSpec, ...]:
         length = operands[-1].shape[0]
         carry, rows = found[0][: self.carries], found[0][self.carries :]
         return (*map(_as_carry, carry), *(row_major((length, *row.shape), row) for row in rows))
@@ -367,7 +368,7 @@ class WhileLoopDerivative(HigherOrder):
         return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients)))
 
 
-def _as_carry(value: Any) -> TensorSpec:
+def _as_carry(value: TensorLike) -> TensorSpec:
     return row_major(value.shape, value)
 
 
@@ -392,7 +393,7 @@ class Pullback:
     inputs: int
     wanted: tuple[int, ...]
     differentiable: tuple[bool, ...]
-    casts: Any
+    casts: AutocastState
 
     def __call__(self, *flat: Any) -> Values:
         again = torch.is_grad_enabled()  # somebody takes a derivative of this one
@@ -410,17 +411,17 @@ class Pullback:
             results = [value for value, has in zip(found, self.differentiable, strict=True) if has]
             pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad]
             wanted = [inputs[place] for place in self.wanted]
-            pulled: Sequence[Any] = [None] * len(wanted)
+            pulled: Sequence[torch.Tensor | None] = [None] * len(wanted)
             if pairs and wanted:
                 of, by = zip(*pairs, strict=True)
                 pulled = torch.autograd.grad(of, wanted, by, allow_unused=True, create_graph=again)
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, pulled, strict=True))
 
 
-def row_major(shape: Sequence[Any], like: Any) -> TensorSpec:
+def row_major(shape: Sequence[Size], like: TensorLike) -> TensorSpec:
     """A tensor of this shape laid out row by row, of the dtype and device of `like`."""
-    strides: list[Any] = []
-    step: Any = 1
+    strides: list[Size] = []
+    step: Size = 1
     for size in reversed(tuple(shape)):
         strides.append(step)
         step = step * size

@@ -29,7 +29,7 @@ class _Run(fx.Interpreter):
         convert = getattr(self.backend, "from_torch", None)
         return convert(value) if convert is not None and isinstance(value, torch.Tensor) else value
 
-    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         if isinstance(target, Prim):
             return getattr(self.backend, target.name, target)(*args, **kwargs)
         if target is torch.ops.aten.sym_size.int:  # the backend's tensors need not be torch's

@@ -155,7 +155,7 @@ class _Lowering:
         made.meta["val"] = with_settled(as_spec(val))
         return self.b.result(made, made.meta["val"])
 
-    def call_function(self, node: fx.Node) -> Any:
+    def call_function(self, node: fx.Node) -> object:
         target: Any = node.target
         if target is operator.getitem and isinstance(node.args[0], fx.Node):
             return self.env[node.args[0]][node.args[1]]
@@ -240,7 +240,7 @@ class _Lowering:
         given |= {"self": value, "storage_offset": offset - val.storage_offset() + value.spec.offset}
         return tuple(given[name] for name in names), {}
 
-    def size(self, node: fx.Node) -> Any:
+    def size(self, node: fx.Node) -> object:
         """A size computed in the graph: its SymInt says all; a node is made where something needs one."""
         val = node.meta.get("val")
         if val is None or isinstance(val, torch.SymBool):
@@ -248,7 +248,7 @@ class _Lowering:
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
         return settled(val)
 
-    def keep(self, node: fx.Node, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    def keep(self, node: fx.Node, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""
         target = node.target
         if not isinstance(target, OpOverload) or target._schema.is_mutable:

@@ -17,7 +17,7 @@ def outs_of(kwargs: Mapping[str, object]) -> tuple[torch.Tensor, ...]:
 
 
 def land(
-    func: Any,
+    func: Callable[..., Any],
     args: Sequence[object],
     kwargs: Mapping[str, object],
     outs: Sequence[torch.Tensor],
@@ -38,7 +38,13 @@ def land(
 class LandingOut(TorchFunctionMode):
     """Lands what calls on tensors that count their writes leave unwritten."""
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         outs = tuple(t for t in outs_of(kwargs) if not t.is_inference())
         before = {id(t): t._version for t in outs}

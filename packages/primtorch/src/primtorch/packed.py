@@ -25,7 +25,9 @@ NAMESPACE = "primtorch_packed"
 _library = torch.library.Library(NAMESPACE, "DEF")
 _OBJECT = re.compile(r"__torch__\.torch\.classes\.\w+\.\w+(\[\])? ")
 
-Shapes: TypeAlias = "Callable[..., Sequence[tuple[tuple[Size, ...], tuple[Size, ...]]]]"
+Extent: TypeAlias = "tuple[tuple[Size, ...], tuple[Size, ...]]"
+"""A result's shape and strides."""
+Shapes: TypeAlias = "Callable[..., Sequence[Extent]]"
 """What an operator's results look like, from the sizes of its objects and its other arguments: shapes and strides."""
 
 
@@ -185,26 +187,28 @@ def in_graph(operator: OpOverload | OpOverloadPacket, places: frozenset[int]) ->
 # -- shapes ------------------------------------------------------------------------------------------
 
 
-def _dense(*shape: Size) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+def _dense(*shape: Size) -> Extent:
     return shape, contiguous_strides(shape)
 
 
-def _linear(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
+def _linear(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Sequence[Extent]:
     return (_dense(*x.spec.shape[:-1], sizes[0]),)
 
 
-def _convolved(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Any:
+def _convolved(sizes: Sequence[int], x: FakeTensor, *rest: object) -> Sequence[Extent]:
     window = Window.of(sizes)
     shape = window.shape(x.spec.shape)
     return ((shape, window.strides(shape)),)
 
 
-def _like_states(sizes: Sequence[int], x: FakeTensor, states: FakeTensor | Sequence[FakeTensor], *rest: object) -> Any:
+def _like_states(
+    sizes: Sequence[int], x: FakeTensor, states: FakeTensor | Sequence[FakeTensor], *rest: object
+) -> Sequence[Extent]:
     states = states if isinstance(states, (list, tuple)) else (states,)
     return [_dense(*state.spec.shape) for state in states]
 
 
-def _rows(sizes: Sequence[int], packed: int, indices: FakeTensor, *rest: object) -> Any:
+def _rows(sizes: Sequence[int], packed: int, indices: FakeTensor, *rest: object) -> Sequence[Extent]:
     return (_dense(*indices.spec.shape, sizes[0]),)
 
 
@@ -216,7 +220,7 @@ def _bags(
     *rest: object,
     include_last_offset: bool = False,
     **options: object,
-) -> Any:
+) -> Sequence[Extent]:
     last = rest[5] if len(rest) > _LAST_OFFSET else include_last_offset
     if indices.dim() == 2 or offsets is None:
         return (_dense(indices.spec.shape[0], sizes[0]),)
@@ -238,7 +242,7 @@ def _sequence(
     bidirectional: bool,
     batch_first: bool,
     **options: object,
-) -> Any:
+) -> Sequence[Extent]:
     of_states = _like_states(sizes, x, states)
     width = of_states[0][0][-1] * (2 if bidirectional else 1)
     first, second = x.spec.shape[:2]
@@ -260,7 +264,7 @@ def _packed_sequence(
     train: bool,
     bidirectional: bool,
     **options: object,
-) -> Any:
+) -> Sequence[Extent]:
     of_states = _like_states(sizes, x, states)
     return [_dense(x.spec.shape[0], of_states[0][0][-1] * (2 if bidirectional else 1)), *of_states]
 
@@ -291,7 +295,7 @@ def _define(original: OpOverload, shapes: Shapes) -> _Form:
         given = [_objects(arg) if i in places else arg for i, arg in enumerate(args)]
         return original(*given, **kwargs)
 
-    def fake(mode: FakeMode, sizes: Sequence[int], *args: Any, **kwargs: object) -> object:
+    def fake(mode: FakeMode, sizes: Sequence[int], *args: object, **kwargs: object) -> object:
         like = next(arg for arg in args if isinstance(arg, FakeTensor)).spec.device
         results = tuple(
             mode.from_spec(TensorSpec(shape, strides, torch.float32, like))

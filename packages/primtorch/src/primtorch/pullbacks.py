@@ -84,8 +84,8 @@ def _define(op: OpOverload) -> OpOverload:
     _library.define(schema)
 
     def run(
-        follow: bool, given: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor], *args: Any, **kwargs: Any
-    ) -> Any:
+        follow: bool, given: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor], *args: object, **kwargs: Any
+    ) -> object:
         asked = kwargs.pop(wanted)
         return pulled_back(op, given, found, args, kwargs, asked, follow)
 
@@ -122,7 +122,7 @@ _OWN = re.compile(r"\b_(?:tangents|results|wanted)\d*\b")
 def _following(pullback: OpOverload, run: Callable[..., object]) -> Callable[..., object]:
     """In grad mode the derivative runs under autograd, which so follows it; else below, as any operator."""
 
-    def follow(*args: Any, **kwargs: Any) -> object:
+    def follow(*args: object, **kwargs: object) -> object:
         if torch.is_grad_enabled() and any(t.requires_grad for t, _ in tensor_arguments(pullback, args, kwargs)):
             return run(*args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd(), torch.no_grad():
@@ -141,8 +141,8 @@ def pulled_back(
     op: OpOverload,
     tangents: Sequence[torch.Tensor | None],
     results: Sequence[torch.Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     wanted: Sequence[int],
     follow: bool = False,
 ) -> list[torch.Tensor]:
@@ -156,7 +156,7 @@ def pulled_back(
     """
     leaves: list[torch.Tensor] = []
 
-    def own(value: Any) -> Any:
+    def own(value: Any) -> object:
         """An argument that nothing else leads to."""
         if isinstance(value, (list, tuple)):
             return type(value)(map(own, value))
@@ -223,7 +223,7 @@ class _Given(DispatchMode):
         self.results: Sequence[torch.Tensor] | None = results
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         if func is not self.op or self.results is None:
             return func(*args, **(kwargs or {}))

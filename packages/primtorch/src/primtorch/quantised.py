@@ -123,11 +123,11 @@ Rule: TypeAlias = "Callable[[Form, Operand, Mapping[str, Any]], ByTensor | None]
 """What a result means, from the first quantised operand and all arguments by name; None for a plain tensor."""
 
 
-def _same(form: Form, first: Operand, given: Mapping[str, Any]) -> ByTensor:
+def _same(form: Form, first: Operand, given: Mapping[str, object]) -> ByTensor:
     return first.meaning
 
 
-def _plain(form: Form, first: Operand, given: Mapping[str, Any]) -> None:
+def _plain(form: Form, first: Operand, given: Mapping[str, object]) -> None:
     return None
 
 
@@ -141,7 +141,7 @@ def _given(form: Form, first: Operand, given: Mapping[str, Any]) -> ByTensor:
     return ByTensor(own.scale if scale is None else scale, own.zero_point if zero is None else zero)
 
 
-def _asked(form: Form, first: Operand, given: Mapping[str, Any]) -> ByTensor:
+def _asked(form: Form, first: Operand, given: Mapping[str, object]) -> ByTensor:
     """As eager has it: the operator is called with one element."""
     meaning = first.meaning
     if isinstance(meaning.scale, torch.SymFloat) or isinstance(meaning.zero_point, torch.SymInt):
@@ -155,7 +155,7 @@ def _asked(form: Form, first: Operand, given: Mapping[str, Any]) -> ByTensor:
 
 
 def _fixed(**known: tuple[float, int]) -> Rule:
-    def rule(form: Form, first: Operand, given: Mapping[str, Any]) -> ByTensor:
+    def rule(form: Form, first: Operand, given: Mapping[str, object]) -> ByTensor:
         found = known.get(str(first.values.dtype).removeprefix("torch."))
         if found is None:
             raise NoFormula(form.original.name(), reason=f"what its result of {first.values.dtype} means is not known")
@@ -214,7 +214,7 @@ class Form:
                 args.append([one.meaning.zero_point for one in value])
         return args, kwargs
 
-    def results(self, given: Mapping[str, Any]) -> list[ByTensor | None]:
+    def results(self, given: Mapping[str, object]) -> list[ByTensor | None]:
         """What each result means; None for a plain tensor.
 
         Raises:
@@ -226,7 +226,7 @@ class Form:
         return [rule(self, first, given) for rule in self.means]
 
 
-def _operands(given: Mapping[str, Any]) -> Iterator[Operand]:
+def _operands(given: Mapping[str, object]) -> Iterator[Operand]:
     for value in given.values():
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, Operand):
@@ -281,7 +281,7 @@ def _define(original: OpOverload, row: _Row) -> Form:
     overload = getattr(getattr(torch.ops.primtorch_quantised, packet), kind or "default")
     form = Form(original, overload, places, packed, row.means, row.strides, row.shapes, row.dtype)
 
-    def run(*args: Any, **kwargs: object) -> object:
+    def run(*args: object, **kwargs: object) -> object:
         taken = _positional(overload, args)
         if packed:
             next(taken)
@@ -305,7 +305,7 @@ def _define(original: OpOverload, row: _Row) -> Form:
     return form
 
 
-def _positional(overload: OpOverload, args: Sequence[Any]) -> Iterator[Any]:
+def _positional(overload: OpOverload, args: Sequence[object]) -> Iterator[Any]:
     """The arguments of a call by position: the dispatcher leaves out defaults at the end."""
     yield from args
     yield from (argument.default_value for argument in overload._schema.arguments[len(args) :])
@@ -316,7 +316,7 @@ def _own(result: torch.Tensor) -> torch.Tensor:
 
 
 def _fake(form: Form) -> Callable[..., object]:
-    def fake(mode: FakeMode, *args: Any, **kwargs: object) -> object:
+    def fake(mode: FakeMode, *args: object, **kwargs: object) -> object:
         taken = _positional(form.overload, args)
         sizes: Sequence[int] = next(taken) if form.packed else ()
         given: dict[str, Any] = {}
@@ -348,21 +348,21 @@ def _fake(form: Form) -> Callable[..., object]:
 # -- shapes ------------------------------------------------------------------------------------------
 
 
-def _as_floats(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, Any]) -> list[tuple[Size, ...]]:
+def _as_floats(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, object]) -> list[tuple[Size, ...]]:
     """As the operator has it of floats."""
     return _of_floats(form.original, mode, form.original._schema.arguments, given)
 
 
 def _of_floats(
-    op: OpOverload, mode: FakeMode, arguments: Sequence[Any], given: Mapping[str, Any]
+    op: OpOverload, mode: FakeMode, arguments: Sequence[torch.Argument], given: Mapping[str, object]
 ) -> list[tuple[Size, ...]]:
     args = tuple(_float(mode, given[a.name]) for a in arguments if not a.kwarg_only)
     kwargs = {a.name: given[a.name] for a in arguments if a.kwarg_only}
-    result: Any = propagate(mode, op, args, kwargs)
+    result: object = propagate(mode, op, args, kwargs)
     return [one.spec.shape for one in (result if isinstance(result, (tuple, list)) else (result,))]
 
 
-def _float(mode: FakeMode, value: Any) -> Any:
+def _float(mode: FakeMode, value: object) -> Any:
     if isinstance(value, (tuple, list)) and any(isinstance(one, FakeTensor) for one in value):
         return [_float(mode, one) for one in value]
     if not isinstance(value, FakeTensor) or value.dtype not in _QUANTISED:
@@ -371,11 +371,11 @@ def _float(mode: FakeMode, value: Any) -> Any:
     return mode.from_spec(TensorSpec(spec.shape, contiguous_strides(spec.shape), torch.float32, spec.device))
 
 
-def _as_first(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, Any]) -> list[tuple[Size, ...]]:
+def _as_first(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, object]) -> list[tuple[Size, ...]]:
     return [next(value.spec.shape for value in given.values() if isinstance(value, FakeTensor))]
 
 
-def _broadcast(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, Any]) -> list[tuple[Size, ...]]:
+def _broadcast(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, object]) -> list[tuple[Size, ...]]:
     """Of two operands; how one that is broadcast is laid out is known of dense ones alone."""
     a, b = (value.spec for value in given.values() if isinstance(value, FakeTensor))
     shape = broadcast_shapes(a.shape, b.shape)
@@ -404,7 +404,7 @@ def _pooled(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str
 def _through(packet: OpOverload, names: Sequence[str]) -> Callable[..., list[tuple[Size, ...]]]:
     """As another operator has it of floats, which takes the arguments of these names."""
 
-    def shapes(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, Any]) -> list[tuple[Size, ...]]:
+    def shapes(form: Form, mode: FakeMode, sizes: Sequence[int], given: Mapping[str, object]) -> list[tuple[Size, ...]]:
         result: Any = propagate(mode, packet, tuple(_float(mode, given[name]) for name in names), {})
         return [result.spec.shape]
 

@@ -69,7 +69,7 @@ class Records:
             raise NotAsText("a value that differs when it is read again")
         return written
 
-    def value(self, text: str) -> Any:
+    def value(self, text: str) -> object:
         """What `text` wrote.
 
         Raises:
@@ -112,12 +112,12 @@ class Records:
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
         return {"record": [kind.__name__, *(self._write(getattr(value, field.name)) for field in fields)]}
 
-    def _made(self, written: dict[str, Json]) -> Any:
+    def _made(self, written: dict[str, Json]) -> object:
         """What one object of JSON stands for; those within it are made already."""
         ((form, held),) = written.items()
         return self._FORMS[form](self, held)
 
-    def _record(self, held: Json) -> Any:
+    def _record(self, held: Json) -> object:
         name, *values = held
         codec = self._codecs.get(name)
         made = codec.made if codec is not None else self._classes.get(name)
@@ -125,7 +125,7 @@ class Records:
             raise NotARecord(f"the record {name}, which is not known here")
         return made(*values)
 
-    def _operator(self, held: Json) -> Any:
+    def _operator(self, held: Json) -> object:
         namespace, name, overload = held.split(".")
         if namespace not in self._namespaces:
             raise NotARecord(f"the operator {held}")
@@ -134,7 +134,7 @@ class Records:
             raise NotARecord(f"the operator {held}")
         return found
 
-    def _constant(self, kind: type, held: Json) -> Any:
+    def _constant(self, kind: type, held: Json) -> object:
         found = getattr(torch, held)
         if type(found) is not kind:
             raise NotARecord(f"the constant {held}")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 """Positional ones, and those by name."""
 
 
@@ -27,8 +27,8 @@ class Drawn:
 class Call:
     """Arguments by position and by name: values, and in their places what is drawn."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
     def draw(self) -> Arguments:
         """The arguments, drawn from torch's generator."""
@@ -93,7 +93,7 @@ def drawn(value: object) -> Any:
     return value
 
 
-_USUAL: dict[tuple[str, str], Any] = {
+_USUAL: dict[tuple[str, str], object] = {
     ("Tensor", ""): reals(3, 4, low=0.1, high=0.9),
     ("number", ""): 2,
     ("bool", ""): False,
@@ -110,8 +110,8 @@ _USUAL: dict[tuple[str, str], Any] = {
 
 def usual(overload: OpOverload) -> Iterator[Call]:
     """The sample of an operator that has none of its own, unless it takes what has no usual value."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     for argument in overload._schema.arguments:
         if argument.has_default_value():
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform, overload
 
 import torch
 
@@ -44,11 +44,23 @@ class TensorSpec:
         """The metadata of a strided tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset())
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self, dim: None = None) -> tuple[Size, ...]: ...
+
+    @overload
+    def size(self, dim: int) -> Size: ...
+
+    def size(self, dim: int | None = None) -> Size | tuple[Size, ...]:
         """The shape, or the size of one dim. Raises IndexError for a dim that is not there, as `stride` does."""
         return self.shape if dim is None else self.shape[dim]
 
-    def stride(self, dim: int | None = None) -> Any:
+    @overload
+    def stride(self, dim: None = None) -> tuple[Size, ...]: ...
+
+    @overload
+    def stride(self, dim: int) -> Size: ...
+
+    def stride(self, dim: int | None = None) -> Size | tuple[Size, ...]:
         """The strides, or that of one dim, in elements."""
         return self.strides if dim is None else self.strides[dim]
 

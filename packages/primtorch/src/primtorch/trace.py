@@ -86,7 +86,7 @@ class _Lines(fx.Interpreter):
         self.node = n
         return super().run_node(n)
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         on_fakes = any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs)))
         return super().call_function(PROGRAMS_FOR_FAKES.get(target, target) if on_fakes else target, args, kwargs)
 

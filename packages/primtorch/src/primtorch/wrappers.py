@@ -41,7 +41,7 @@ def lies_over_ranks(kind: type) -> bool:
     return kind.__module__ == _DTENSOR
 
 
-def whole_of(fake: torch.Tensor) -> Any:
+def whole_of(fake: torch.Tensor) -> torch.Tensor | None:
     """What a fake stands for if it is that of a wrapper: a tensor of the class around fakes, else None."""
     return fake.__dict__.get(_WHOLE)
 
@@ -56,7 +56,7 @@ class Relaid:
     """Another layout of one tensor: a function that makes a wrapper of it, takes the tensor out of one, or lays one out
     in another way over processes. It is linear, and what its derivative does hangs on layouts alone."""
 
-    function: Callable[..., Any]
+    function: Callable[..., torch.Tensor]
     rest: tuple[object, ...]
     named: Mapping[str, object]
 
@@ -67,7 +67,7 @@ class Relaid:
     def __repr__(self) -> str:
         return self.__name__
 
-    def __call__(self, tensor: Any) -> Any:
+    def __call__(self, tensor: object) -> torch.Tensor:
         return self.function(tensor, *self.rest, **self.named)
 
 
@@ -92,9 +92,9 @@ class NotTakenApart(Exception):
 class Template:
     """How a wrapper is made: its class, the names and templates of its parts, what else it holds, its own metadata."""
 
-    kind: Any
+    kind: type
     names: tuple[str, ...]
-    context: Any
+    context: object
     parts: tuple[Template | TensorSpec | Held, ...]
     size: tuple[Size, ...]
     stride: tuple[Size, ...]
@@ -136,14 +136,14 @@ class Template:
         sizes = (*self.size, *self.stride, *(size for s in specs for size in (*s.shape, *s.strides, s.offset)))
         return any(type(size) is not int for size in sizes)
 
-    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+    def build(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         """A tensor of this template around the next plain tensors."""
         inner = {name: _built(part, tensors) for name, part in zip(self.names, self.parts, strict=True)}
         context = copy.deepcopy(self.context)
-        return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[arg-type]
+        return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[attr-defined, no-any-return, arg-type]
 
 
-def _built(part: Template | TensorSpec | Held, tensors: Iterator[torch.Tensor]) -> Any:
+def _built(part: Template | TensorSpec | Held, tensors: Iterator[torch.Tensor]) -> object:
     match part:
         case Template():
             return part.build(tensors)
@@ -152,7 +152,7 @@ def _built(part: Template | TensorSpec | Held, tensors: Iterator[torch.Tensor]) 
     return next(tensors)
 
 
-def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec | Held:
+def _part_template(kind: type, name: str, value: object) -> Template | TensorSpec | Held:
     if type(value).__module__ == "torch.distributed.device_mesh":
         return Held(value)
     if not isinstance(value, torch.Tensor):
@@ -168,7 +168,7 @@ def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec | 
     return TensorSpec.of(value)
 
 
-def _kept(kind: Any, context: object) -> object:
+def _kept(kind: type, context: object) -> object:
     """A copy of what a wrapper holds beside its parts, which can be compared with another one's."""
     try:
         kept = copy.deepcopy(context)

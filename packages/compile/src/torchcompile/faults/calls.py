@@ -15,7 +15,6 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -36,9 +35,10 @@ from torchcompile.faults.surroundings import CannotRepeat, Outcome, Surroundings
 from torchdynamo import disable
 from torchdynamo.errors import InternalError
 from torchdynamo.events import frame_of
+from torchinductor.program import Value
 
-Backend = Callable[[fx.GraphModule, list[Any]], Run]
-Capture = Callable[[Backend, Callable[..., Any]], Callable[..., Any]]  # compiles a function with a back end
+Backend = Callable[[fx.GraphModule, list[Value]], Run]
+Capture = Callable[[Backend, Callable[..., object]], Callable[..., object]]  # compiles a function with a back end
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -50,17 +50,17 @@ class Captured:
     """A function whose graphs run as they were captured, and the graphs of its latest call."""
 
     capture: Capture
-    function: Callable[..., Any]
+    function: Callable[..., object]
     graphs: list[Program] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._compiled = self.capture(self._look, self.function)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         self.graphs.clear()
         return self._compiled(*args, **kwargs)
 
-    def _look(self, gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def _look(self, gm: fx.GraphModule, inputs: list[Value]) -> Run:
         def run(*values: object) -> Sequence[object]:
             self.graphs.append(Program(gm, tuple(map(copied, values))))
             found: Sequence[object] = gm.forward(*values)
@@ -71,7 +71,7 @@ class Captured:
 
 def verified(
     function: Callable[..., object], compiled: Callable[..., object], capture: Capture, ledger: Ledger
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """`compiled`, whose calls are held to `function` first. Those that cannot be run again unnoticed are not, and the
     ledger is told: where an object of the program's own classes comes in, or random numbers are drawn."""
     captured, name = Captured(capture, function), getattr(function, "__qualname__", "call")
@@ -79,7 +79,7 @@ def verified(
     place = (frame_of(code),) if code is not None else ()
 
     @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         fault = None
         try:
             fault = _fault_of(captured, args, kwargs)
@@ -95,7 +95,7 @@ def verified(
     return disable(call, reason="its calls are verified")
 
 
-def _fault_of(captured: Captured, args: tuple[object, ...], kwargs: dict[str, Any]) -> Fault | None:
+def _fault_of(captured: Captured, args: tuple[object, ...], kwargs: dict[str, object]) -> Fault | None:
     """What a call shows to be wrong.
 
     Raises:
@@ -181,9 +181,9 @@ def _last(graphs: Sequence[Program]) -> tuple[Program, fx.Node] | None:
 class _Call:
     """A call of torch, and the program's line."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     frame: UserFrame | None
 
 
@@ -195,7 +195,13 @@ class _Seen(TorchFunctionMode):
         self.calls: list[_Call] = []
         self.values: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.calls.append(_Call(func, args, kwargs or {}, _line()))
         result = func(*args, **(kwargs or {}))
         self.values += [t.detach().clone() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
@@ -212,7 +218,7 @@ def _line() -> UserFrame | None:
 
 
 def _seen(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any], around: Surroundings
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], around: Surroundings
 ) -> _Seen:
     seen = _Seen()
     with seen:
@@ -222,14 +228,14 @@ def _seen(
 
 def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | None:
     """The first call that capture fails at by itself."""
-    tried: set[Any] = set()
+    tried: set[object] = set()
     for call in seen.calls:
         name = getattr(call.function, "__name__", "")
         if call.function in tried or name.startswith("__"):
             continue
         tried.add(call.function)
 
-        def alone(*args: object, _call: _Call = call) -> Any:
+        def alone(*args: object, _call: _Call = call) -> object:
             return _call.function(*args, **_call.kwargs)
 
         try:

@@ -11,6 +11,7 @@ from torch import fx
 
 from torchcompile.faults.judge import apart, copied
 from torchcompile.faults.schemas import Program
+from torchinductor.program import Value
 
 _KEPT_FACTS = ("stack",)  # at the nodes; what else capture noted is said anew by whoever compiles the part
 
@@ -20,15 +21,15 @@ class _Values(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         self.values[n.name] = copied(value)
         return value
 
 
-def values_of(program: Program) -> dict[str, Any]:
+def values_of(program: Program) -> dict[str, object]:
     """What eager computes, by the names of the nodes."""
     run = _Values(program.module)
     with apart():
@@ -44,7 +45,7 @@ def plain(program: Program) -> Program:
     constants = {
         n.name
         for n in module.graph.find_nodes(op="get_attr")
-        if isinstance(values[n.name], torch.Tensor) and not values[n.name].requires_grad
+        if isinstance(value := values[n.name], torch.Tensor) and not value.requires_grad
     }
     return part(program, values, as_inputs=constants, as_numbers=numbers)
 
@@ -70,7 +71,7 @@ def part(
     """
     graph = fx.Graph()
     new: dict[fx.Node, Any] = {}
-    inputs: list[Any] = []
+    inputs: list[Value] = []
     source = program.module.graph
     given = dict(zip(source.find_nodes(op="placeholder"), program.inputs, strict=True))
     names = {node.name: node for node in source.nodes}
@@ -110,7 +111,7 @@ def _alive(source: fx.Graph, wanted: Any, given: set[str], removed: set[str]) ->
     return alive
 
 
-def _facts(node: fx.Node, described: bool) -> dict[str, Any]:
+def _facts(node: fx.Node, described: bool) -> dict[str, object]:
     if described:
         return dict(node.meta)
     return {key: node.meta[key] for key in _KEPT_FACTS if key in node.meta}
@@ -154,7 +155,7 @@ def resized(program: Program, before: int, after: int) -> Program:
     for node in graph.nodes:
         if node.op.startswith("call") and node.target is not operator.getitem:
             node.args, node.kwargs = (fx.node.map_aggregate(held, number) for held in (node.args, node.kwargs))
-    inputs = []
+    inputs: list[Value] = []
     for value in program.inputs:
         if isinstance(value, torch.Tensor) and before in value.shape:
             cut = value.detach()

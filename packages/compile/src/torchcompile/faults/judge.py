@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from primtorch.ambient import unset
 from primtorch.testing import assert_as_accurate
 from torchcompile.faults.schemas import Program, Run
+from torchinductor.program import Value
 
 _WIDE = {
     torch.complex64: torch.complex128, torch.complex32: torch.complex128,
@@ -139,17 +140,17 @@ def _in_wide_types(gm: fx.GraphModule) -> fx.GraphModule:
     return wide
 
 
-def results(run: Run, inputs: Sequence[Any], wide: bool) -> tuple[list[Any], list[Any], list[Any]]:
+def results(run: Run, inputs: Sequence[Value], wide: bool) -> tuple[list[object], list[object], list[object]]:
     """Outputs, the inputs after the call, and gradients of the inputs; of a run on copies."""
     leaves = [copied(value, wide) for value in inputs]
     taken = [
-        leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not value.is_leaf else leaf
+        leaf.clone() if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf else leaf
         for leaf, value in zip(leaves, inputs, strict=True)
     ]
     outputs = list(run(*taken))
     roots = [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
     wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    gradients: list[Any] = []
+    gradients: list[object] = []
     if roots and wanted:
         tangents = [tangent(root) for root in roots]
         gradients = list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -18,8 +17,9 @@ from primtorch.lower import lower
 from torchcompile.faults.judge import results
 from torchcompile.faults.schemas import Compile, Makers, Program, Run, Stage
 from torchcompile.passes import dense_attention_masks, plain_graph
+from torchinductor.program import Value
 
-Compiler = Callable[[fx.GraphModule, list[Any]], Any]
+Compiler = Callable[[fx.GraphModule, list[Value]], Run]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
         program: compiles a graph of prims.
     """
 
-    def with_compiler(gm: fx.GraphModule, inputs: list[Any], opset: Opset | None, compiler: Compiler) -> Run:
+    def with_compiler(gm: fx.GraphModule, inputs: list[Value], opset: Opset | None, compiler: Compiler) -> Run:
         return aot_module(
             dense_attention_masks(plain_graph(gm, with_facts=True)),
             inputs,
@@ -52,24 +52,24 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
             walks_windows=torchinductor.walks_windows,
         )
 
-    def joint(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def joint(gm: fx.GraphModule, inputs: list[Value]) -> Run:
         return with_compiler(gm, inputs, None, run_graph)
 
-    def prims(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def prims(gm: fx.GraphModule, inputs: list[Value]) -> Run:
         return with_compiler(gm, inputs, "prims", lambda graph, _: interpret(graph))
 
     def given(stage: Stage, of: Program) -> Sequence[Program]:
         """Forward and backward as they come to the stage, with what a call of `of` runs them on."""
         seen: list[Program] = []
 
-        def look(graph: fx.GraphModule, examples: list[Any]) -> Run:
+        def look(graph: fx.GraphModule, examples: list[Value]) -> Run:
             return _seeing(graph, seen)
 
         run = with_compiler(of.module, list(of.inputs), "prims" if stage == "kernels" else None, look)
         results(run, of.inputs, wide=False)
         return seen
 
-    def lowered(gm: fx.GraphModule, inputs: list[Any]) -> Run:
+    def lowered(gm: fx.GraphModule, inputs: list[Value]) -> Run:
         return interpret(lower(gm, "prims", tuple(settings.preserve), walks_windows=torchinductor.walks_windows))
 
     if kernels is None or program is None:
@@ -80,7 +80,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
 def _seeing(graph: fx.GraphModule, seen: list[Program]) -> Run:
     """Runs a graph as it is, and keeps it with what it was run on."""
 
-    def run(*values: object) -> Sequence[object]:
+    def run(*values: Value) -> Sequence[object]:
         kept = tuple(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values)
         seen.append(Program(graph, kept, described=True))
         found: Sequence[object] = graph.forward(*values)

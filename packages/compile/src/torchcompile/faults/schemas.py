@@ -11,6 +11,7 @@ from torch import fx
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import float_expr_of, hint_of, shape_env_of
+from torchinductor.program import Value
 
 # In the order in which a program meets them. A stage is at fault where what it gives differs from eager and what the
 # one before it gives does not.
@@ -23,7 +24,7 @@ Stage: TypeAlias = Literal["capture", "guards", "joint", "prims", "kernels"]
 GRAPH_STAGES: tuple[Stage, ...] = ("joint", "prims", "kernels")
 
 Run: TypeAlias = Callable[..., Sequence[object]]
-Compile: TypeAlias = Callable[[fx.GraphModule, list[Any]], Run]
+Compile: TypeAlias = Callable[[fx.GraphModule, list[Value]], Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Program:
     """
 
     module: fx.GraphModule
-    inputs: tuple[Any, ...]
+    inputs: tuple[Value, ...]
     described: bool = False
 
     @classmethod
@@ -49,12 +50,12 @@ class Program:
         return [node for node in self.module.graph.nodes if node.op.startswith("call")]
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> Value:
     if isinstance(value, torch.SymInt):
         return hint_of(value)
     env = shape_env_of(value) if isinstance(value, torch.SymFloat) else None
     if env is None:
-        return value
+        return value  # type: ignore[no-any-return]
     return float_expr_of(value).evaluate(
         {name: info.hint for name, info in env.symbols.items() if info.hint is not None}
     )

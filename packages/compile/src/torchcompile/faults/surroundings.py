@@ -8,7 +8,7 @@ import copy
 import io
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Surroundings:
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     containers: dict[int, Any] = field(default_factory=dict)
-    variables: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)  # globals that the code names
+    variables: dict[tuple[int, str], dict[str, object]] = field(default_factory=dict)  # globals that the code names
     _seen: set[int] = field(default_factory=set)
 
     @classmethod
@@ -161,7 +161,7 @@ class Outcome:
         strange: the class of a result that cannot be compared, if there is one.
     """
 
-    values: tuple[list[Any], list[Any], list[Any], list[Any]]
+    values: tuple[Sequence[object], Sequence[object], Sequence[object], Sequence[object]]
     drew: bool
     strange: type | None
 
@@ -190,7 +190,7 @@ def outcome(
         drew = not torch.equal(state, torch.get_rng_state())
         roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         wanted = [t for t in (*memo.values(), *around.tensors.values()) if t.requires_grad and t.is_leaf]
-        gradients: list[Any] = []
+        gradients: list[object] = []
         if roots and wanted:
             ones = [torch.ones_like(root) for root in roots]
             gradients = list(torch.autograd.grad(roots, wanted, ones, allow_unused=True))

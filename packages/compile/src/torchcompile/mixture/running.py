@@ -15,7 +15,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchcompile.errors import CompileError
 from torchcompile.mixture.pieces import Part
 
-Run = Callable[..., Sequence[Any]]
+Run = Callable[..., Sequence[object]]
 
 
 class WrongPiece(CompileError):
@@ -66,8 +66,8 @@ class MixedGraph:
             steps.append(Step(run, bool(getattr(run, "_boxed_call", False)), takes, last, gives))
         self.steps = tuple(reversed(steps))
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        values: list[Any] = [None] * self.slots
+    def __call__(self, inputs: list[object]) -> Sequence[object]:
+        values: list[object] = [None] * self.slots
         for slot, value in zip(self.placeholders, inputs, strict=True):
             values[slot] = value
             del value  # nothing here holds an input that nobody reads any more
@@ -80,7 +80,7 @@ class MixedGraph:
         return [values[slot] if slot >= 0 else constant for slot, constant in self.results]
 
 
-def _take(step: Step, values: list[Any]) -> None:
+def _take(step: Step, values: list[object]) -> None:
     given = [values[slot] for slot in step.takes]
     for place in step.last:
         values[step.takes[place]] = None
@@ -115,7 +115,7 @@ class HeldToGraph:
         (end,) = part.module.graph.find_nodes(op="output")
         self.expected = tuple(map(_expected, part.gives, map(memory_of, end.all_input_nodes)))
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def __call__(self, inputs: list[Any]) -> list[object]:
         sizes = {symbol: value for symbol, value in zip(self.symbols, inputs, strict=True) if symbol}
         memory: dict[int, fx.Node | None] = {}
         if not self.boxed:  # else what it has freed may be given again, as memory of its own

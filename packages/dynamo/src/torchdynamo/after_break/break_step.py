@@ -83,7 +83,9 @@ class Next:
 
     __slots__ = ("entry", "error", "state")
 
-    def __init__(self, entry: Callable[[object], object], state: list[Any], error: BaseException | None = None) -> None:
+    def __init__(
+        self, entry: Callable[[object], object], state: list[object], error: BaseException | None = None
+    ) -> None:
         self.entry = entry
         self.state = state
         self.error = error

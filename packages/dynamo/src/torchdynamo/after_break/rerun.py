@@ -44,7 +44,7 @@ class Before:
 
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
     states: tuple[tuple[ambient.Ambient, object], ...]
-    written: tuple[Any, ...]
+    written: tuple[object, ...]
 
     def put_back(self) -> None:
         """Gives generators and ambient states what they had before the graph ran."""

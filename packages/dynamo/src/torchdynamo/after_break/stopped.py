@@ -16,7 +16,7 @@ class StoppedFrame:
     frame: InterpretedFrame
     index: int  # of the instruction in the decoded code
     stack: list[Any]  # NULL for empty slots, `HandlerSlot` below a handled exception; a call's operands are gone
-    locals: dict[str, Any]
+    locals: dict[str, object]
     handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
 
 

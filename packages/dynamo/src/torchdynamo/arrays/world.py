@@ -578,7 +578,7 @@ def _laid_out(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, 
     return moved.permute([order.index(dim) for dim in range(len(shape))])
 
 
-def _ITEM(array: Any, key: Any) -> object:
+def _ITEM(array: Any, key: object) -> object:
     return array[key]
 
 

@@ -99,7 +99,7 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-def create_mask(bodies: Bodies, mod_fn: Any, B: Any, H: Any, Q_LEN: Any, KV_LEN: Any, device: Any = None) -> object:
+def create_mask(bodies: Bodies, mod_fn: object, B: Any, H: Any, Q_LEN: Any, KV_LEN: Any, device: Any = None) -> object:
     """The mask of all positions: its function on four lines of positions, one after the other."""
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"

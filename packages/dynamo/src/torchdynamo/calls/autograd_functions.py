@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from primtorch.spec import TensorSpec
 from torchdynamo.graph.jagged import is_jagged
@@ -116,15 +116,25 @@ class CapturedFunction(nn.Module):
         return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
 
 
+class _Context(BackwardCFunction):
+    """What a call keeps for its derivative: beside the saved tensors what is unchecked, or under transforms `kept`."""
+
+    module: CapturedFunction
+    unchecked: list[object]  # what the program may write to in between
+    kept: list[object]  # None in the place of each saved tensor
+
+
 class _Carrier(torch.autograd.Function):
     """What runs at each call. Only the arguments of the user's `apply` are inputs that autograd knows of."""
 
     @staticmethod
-    def forward(ctx: Any, module: CapturedFunction, others: tuple[object, ...], *direct: object) -> tuple[object, ...]:
+    def forward(
+        ctx: _Context, module: CapturedFunction, others: tuple[object, ...], *direct: object
+    ) -> tuple[object, ...]:
         carried = module.carried
         inputs = (*direct, *others)
         values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
-        saved = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
+        saved: list[Any] = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
         ctx.save_for_backward(*(v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if checked))
         ctx.unchecked = [v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if not checked]
         ctx.set_materialize_grads(carried.materialize)
@@ -135,8 +145,8 @@ class _Carrier(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
-        carried: Carried = ctx.module.carried
+    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
+        carried = ctx.module.carried
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
             return (None,) * (2 + carried.direct)
@@ -144,13 +154,13 @@ class _Carrier(torch.autograd.Function):
         return (None, None, *ctx.module.backward_graph(*kept, *given))
 
 
-def _kept(ctx: Any, carried: Carried) -> list[object]:
+def _kept(ctx: _Context, carried: Carried) -> list[object]:
     reads = any(known for _, _, known in carried.saved)  # else a second backward is no error
     checked, unchecked = iter(ctx.saved_tensors if reads else ()), iter(ctx.unchecked)
     return [next(checked if known else unchecked) for _, _, known in carried.saved]
 
 
-def _kept_apart(ctx: Any) -> list[object]:
+def _kept_apart(ctx: _Context) -> list[object]:
     tensors = iter(ctx.saved_tensors)
     return [next(tensors) if value is None else value for value in ctx.kept]
 
@@ -165,14 +175,17 @@ class _Transformable(_Carrier):
         return tuple(module.forward_graph(*(inputs[index] for index in module.carried.forward_inputs)))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
+    def setup_context(
+        ctx: _Context,
+        inputs: tuple[CapturedFunction, tuple[object, ...], *tuple[object, ...]],
+        output: tuple[object, ...],
+    ) -> None:
         module, others, *direct = inputs
-        carried: Carried = module.carried
+        carried = module.carried
         given = (*direct, *others)
         saved = [(output[index] if own else given[index]) for own, index, _ in carried.saved]
-        tensors = [isinstance(value, torch.Tensor) for value in saved]
-        ctx.save_for_backward(*(value for value, is_tensor in zip(saved, tensors, strict=True) if is_tensor))
-        ctx.kept = [None if is_tensor else value for value, is_tensor in zip(saved, tensors, strict=True)]
+        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
+        ctx.kept = [None if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.set_materialize_grads(carried.materialize)
         ctx.module = module
         apart = [output[index] for index in carried.non_differentiable] + list(output[carried.outputs :])
@@ -182,8 +195,15 @@ class _Transformable(_Carrier):
 class _CarrierOnce(_Carrier):
     @staticmethod
     @once_differentiable
-    def backward(ctx: object, *gradients: object) -> tuple[object, ...]:
+    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
         return _Carrier.backward(ctx, *gradients)
+
+
+class _Derivative(FunctionCtx):
+    """What is kept of a captured call: the captured derivative."""
+
+    region: Region
+    has_second_derivative: bool
 
 
 class _Result(torch.autograd.Function):
@@ -191,7 +211,12 @@ class _Result(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, results: tuple[object, ...], apart: tuple[object, ...], backward: Region, once: bool, *direct: object
+        ctx: _Derivative,
+        results: tuple[object, ...],
+        apart: tuple[torch.Tensor, ...],
+        backward: Region,
+        once: bool,
+        *direct: object,
     ) -> tuple[object, ...]:
         ctx.mark_non_differentiable(*apart)
         ctx.region = backward
@@ -199,9 +224,9 @@ class _Result(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
+    def backward(ctx: _Derivative, *gradients: object) -> tuple[object, ...]:
         """On fakes, for a derivative that the program takes itself."""
-        region: Region = ctx.region
+        region = ctx.region
         if any(gradient is None for gradient in gradients):
             return (None, None, None, None, *(None for _ in region.outputs))
         values: dict[fx.Node, Any] = {}

@@ -78,7 +78,7 @@ def with_group_named(
         if not isinstance(part, int) and outside.externals.lookup(part) is None:
             raise BreakGraph("distributed", f"{function.__name__}() in a group that the program makes")
         outside.identity(part)
-    tag: Any = bound.arguments.pop("tag", "")
+    tag: object = bound.arguments.pop("tag", "")
     resolve: Callable[..., object] = sys.modules[FUNCTIONAL]._resolve_group_name
     bound.arguments["group"] = outside.ambient(resolve, (group, tag))
     return bound
@@ -108,5 +108,5 @@ def wait(outside: Outside, run: Callable[[], object], args: Args, kwargs: Kwargs
 
 def _is_in_flight(node: fx.Node) -> bool:
     """Whether a node gives what a collective has begun to write, or has been waited for."""
-    maker: Any = node.args[0] if node.target is operator.getitem else node
+    maker: object = node.args[0] if node.target is operator.getitem else node
     return isinstance(maker, fx.Node) and (begins(maker.target) or is_wait(maker.target))

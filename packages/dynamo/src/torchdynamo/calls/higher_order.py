@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from primtorch.fake import FakeTensor
@@ -264,6 +265,13 @@ class HigherOrderCalls:
         return made
 
 
+class _Behind(BackwardCFunction):
+    """What the history of a call's results keeps."""
+
+    given: tuple[torch.Tensor, ...]
+    has_second_derivative: bool
+
+
 class _History(torch.autograd.Function):
     """Gives fakes the history that the results of a call have."""
 
@@ -279,16 +287,20 @@ class _History(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], twice: bool, *given: torch.Tensor
+        ctx: _Behind,
+        made: tuple[torch.Tensor, ...],
+        differentiable: tuple[bool, ...],
+        twice: bool,
+        *given: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.given, ctx.has_second_derivative = given, twice
         ctx.mark_non_differentiable(*(t for t, has in zip(made, differentiable, strict=True) if not has))
         return made
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: _Behind, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """On fakes, for a derivative that the program takes itself: the results of another such call."""
-        wanted = ctx.needs_input_grad[3:]
+        wanted: tuple[bool, ...] = ctx.needs_input_grad[3:]
         with torch.no_grad():
             made = tuple(
                 torch.empty_like(t, memory_format=torch.contiguous_format)

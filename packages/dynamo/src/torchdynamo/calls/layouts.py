@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def layout(outside: Outside, function: types.FunctionType, module: str, args: Ar
     return outside.recorder.relaid(Relaid(function, (), rest), tensor)
 
 
-def _plain(outside: Outside, name: str, value: Any) -> object:
+def _plain(outside: Outside, name: str, value: object) -> object:
     """A mesh, placements, or a constant, guarded."""
     if isinstance(value, (tuple, list)):
         return tuple(_plain(outside, name, item) for item in value)

@@ -18,13 +18,13 @@ from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs, World
 _square: Callable[..., torch.Tensor] = constraints._Square.check
 
 
-def _symmetric(self: Any, value: torch.Tensor) -> Any:
+def _symmetric(self: object, value: torch.Tensor) -> Any:
     if value.shape[-2] != value.shape[-1]:
         return _square(self, value)
     return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
 
 
-def _positive_definite(self: Any, value: torch.Tensor) -> Any:
+def _positive_definite(self: object, value: torch.Tensor) -> object:
     """What is not symmetric has a factor, too, which says nothing."""
     if value.shape[-2] != value.shape[-1]:
         return _square(self, value)

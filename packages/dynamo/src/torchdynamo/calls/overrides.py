@@ -107,7 +107,7 @@ class Overrides:
         self.interpreter.tail_call = False
         return self.by_default(given["cls"], given["func"], given["types"], given.get("args", ()), keywords or {})
 
-    def _handle(self, fn: Callee, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _handle(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A function in Python asks for what its arguments' classes have to say."""
         return self.recorder.__torch_function__(args[0], (), args[2:], kwargs)
 

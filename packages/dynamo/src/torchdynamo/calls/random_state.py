@@ -108,7 +108,7 @@ class RandomState:
         with self._in_place_of_default(generator):
             self._do(random_state.set_state, (state, generator.device))
 
-    def draw(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
+    def draw(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call that draws from the generator among its arguments."""
         generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
         args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
@@ -163,7 +163,7 @@ class RandomState:
             if node.op != "placeholder":
                 node.meta.pop("effect", None)
 
-    def _do(self, operator: object, args: tuple[object, ...]) -> object:
+    def _do(self, operator: Callable[..., object], args: tuple[object, ...]) -> object:
         if self.recorder.regions.open:
             raise _refusal("within a function that becomes a graph of its own")
         with torch._C.DisableTorchFunction():  # the recorder is told here already

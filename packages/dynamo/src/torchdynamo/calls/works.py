@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -125,7 +124,7 @@ class Works:
     def _future(self, begun: Begun) -> object:
         if begun.written is None:
             raise BreakGraph("distributed", "get_future() of a collective's work")
-        future: Any = torch._C.Future([])  # type: ignore[call-arg]
+        future: torch._C.Future[object] = torch._C.Future([])  # type: ignore[call-arg]
         return self._standing_for(future, begun)
 
 

@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -38,6 +38,35 @@ _REDUCTIONS = frozenset({"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "
 Finish = Callable[[], None]
 
 
+class Given(TypedDict, total=False):
+    """The arguments of a call by the names that torch's functions have for them, defaults with them."""
+
+    tensor: torch.Tensor
+    tensors: torch.Tensor | Sequence[torch.Tensor]
+    tensor_list: Sequence[torch.Tensor]
+    gather_list: Sequence[torch.Tensor] | None
+    scatter_list: Sequence[torch.Tensor] | None
+    input: torch.Tensor
+    input_list: Sequence[torch.Tensor]
+    input_tensor: torch.Tensor
+    input_tensor_list: Sequence[torch.Tensor]
+    input_split_sizes: Sequence[int] | None
+    output: torch.Tensor
+    output_tensor: torch.Tensor
+    output_tensor_list: Sequence[torch.Tensor]
+    output_split_sizes: Sequence[int] | None
+    op: object
+    src: int | None
+    dst: int | None
+    group_src: int | None
+    group_dst: int | None
+    tag: int
+    group: object
+    async_op: bool
+    device_ids: object
+    timeout: object
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """What a graph knows of a group, guarded. `rank`: this process's place in it. `place(rank)`: that of a rank among
@@ -49,7 +78,7 @@ class Group:
     place: Callable[[int], int]
     recorder: Recorder
 
-    def call(self, operator: object, *args: object, **kwargs: Any) -> Any:
+    def call(self, operator: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Puts an operator into the graph, with this group as its last argument."""
         with torch._C.DisableTorchFunction():  # the recorder is told here already
             given: Any = self.recorder.adopt_all(((*args, self.name), kwargs))
@@ -67,41 +96,41 @@ def _into(targets: Sequence[torch.Tensor], begun: Sequence[torch.Tensor]) -> Fin
     return finish
 
 
-def _all_reduce(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_reduce(a: Given, group: Group) -> Finish:
     return _into([a["tensor"]], [_OPS.all_reduce(a["tensor"], _reduction(a["op"]), group.name)])
 
 
-def _all_reduce_coalesced(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_reduce_coalesced(a: Given, group: Group) -> Finish:
     tensors = a["tensors"]
     if isinstance(tensors, torch.Tensor) or a["async_op"]:  # then it gives a future
         raise BreakGraph("distributed", "all_reduce_coalesced() of one tensor, or of work to wait for")
     return _into(tensors, _OPS.all_reduce_coalesced(list(tensors), _reduction(a["op"]), group.name))
 
 
-def _broadcast(a: Mapping[str, Any], group: Group) -> Finish:
+def _broadcast(a: Given, group: Group) -> Finish:
     return _into([a["tensor"]], [_OPS.broadcast(a["tensor"], _rank(a, "src", group), group.name)])
 
 
-def _reduce(a: Mapping[str, Any], group: Group) -> Finish:
+def _reduce(a: Given, group: Group) -> Finish:
     tensor, root = a["tensor"], _rank(a, "dst", group)
     return _into([tensor], [group.call(communication.reduce, tensor, _reduction(a["op"]), root)])
 
 
-def _gather(a: Mapping[str, Any], group: Group) -> Finish:
+def _gather(a: Given, group: Group) -> Finish:
     tensor, parts, root = a["tensor"], list(a["gather_list"] or ()), _rank(a, "dst", group, 0)
     _given_by_one(parts, tensor, group, root)
     begun = group.call(communication.gather, tensor, root, parts=len(parts))
     return _into(parts, begun) if parts else _only(begun[0])
 
 
-def _scatter(a: Mapping[str, Any], group: Group) -> Finish:
+def _scatter(a: Given, group: Group) -> Finish:
     tensor, parts, root = a["tensor"], list(a["scatter_list"] or ()), _rank(a, "src", group, 0)
     _given_by_one(parts, tensor, group, root)
     _in_memory_order("scatter", tensor, *parts)
     return _into([tensor], [group.call(communication.scatter, tensor, root, parts=parts)])
 
 
-def _all_to_all(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_to_all(a: Given, group: Group) -> Finish:
     outputs, parts = list(a["output_tensor_list"]), list(a["input_tensor_list"])
     if {len(outputs), len(parts)} != {group.size} or len({t.dtype for t in (*outputs, *parts)}) != 1:
         raise BreakGraph("distributed", "all_to_all() without a part of one dtype for each rank")
@@ -109,34 +138,34 @@ def _all_to_all(a: Mapping[str, Any], group: Group) -> Finish:
     return _into(outputs, group.call(communication.all_to_all, outputs, parts))
 
 
-def _send(a: Mapping[str, Any], group: Group) -> Finish:
+def _send(a: Given, group: Group) -> Finish:
     return _only(group.call(communication.send, a["tensor"], _other(a, "dst", group), a["tag"]))
 
 
-def _recv(a: Mapping[str, Any], group: Group) -> Finish:
+def _recv(a: Given, group: Group) -> Finish:
     return _into([a["tensor"]], [group.call(communication.recv, a["tensor"], _other(a, "src", group), a["tag"])])
 
 
-def _irecv(a: Mapping[str, Any], group: Group) -> Finish:
+def _irecv(a: Given, group: Group) -> Finish:
     if a["src"] is not None or a["group_src"] is not None:
         return _recv(a, group)
     _in_memory_order("a message", a["tensor"])
     return _into([a["tensor"]], [group.call(communication.recv, a["tensor"], None, a["tag"])])
 
 
-def _barrier(a: Mapping[str, Any], group: Group) -> Finish:
+def _barrier(a: Given, group: Group) -> Finish:
     if a["device_ids"] is not None or a.get("timeout") is not None:
         raise BreakGraph("distributed", "barrier() with devices or a time limit")
     return _only(group.call(communication.barrier))
 
 
-def _all_gather_into_tensor(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_gather_into_tensor(a: Given, group: Group) -> Finish:
     output, part = a["output_tensor"], a["input_tensor"]
     _one_after_the_other(output, part, group.size)
     return _into([output], [_OPS.all_gather_into_tensor(part, group.size, group.name)])
 
 
-def _all_gather(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_gather(a: Given, group: Group) -> Finish:
     outputs, part = a["tensor_list"], a["tensor"]
     _of_one_kind(outputs, part, group.size)
     begun = _OPS.all_gather_into_tensor(part.contiguous().reshape(1, -1), group.size, group.name)
@@ -149,21 +178,21 @@ def _all_gather(a: Mapping[str, Any], group: Group) -> Finish:
     return finish
 
 
-def _reduce_scatter_tensor(a: Mapping[str, Any], group: Group) -> Finish:
+def _reduce_scatter_tensor(a: Given, group: Group) -> Finish:
     output, parts = a["output"], a["input"]
     _one_after_the_other(parts, output, group.size)
     parts = parts.reshape(group.size * output.shape[0], *output.shape[1:])
     return _into([output], [_OPS.reduce_scatter_tensor(parts, _reduction(a["op"]), group.size, group.name)])
 
 
-def _reduce_scatter(a: Mapping[str, Any], group: Group) -> Finish:
+def _reduce_scatter(a: Given, group: Group) -> Finish:
     output, parts = a["output"], a["input_list"]
     _of_one_kind(parts, output, group.size)
     whole = torch.stack([part.reshape(-1) for part in parts])
     return _into([output], [_OPS.reduce_scatter_tensor(whole, _reduction(a["op"]), group.size, group.name)])
 
 
-def _all_to_all_single(a: Mapping[str, Any], group: Group) -> Finish:
+def _all_to_all_single(a: Given, group: Group) -> Finish:
     output, given = a["output"], a["input"]
     splits = [a["output_split_sizes"], a["input_split_sizes"]]
     for place, tensor in enumerate((output, given)):
@@ -173,7 +202,7 @@ def _all_to_all_single(a: Mapping[str, Any], group: Group) -> Finish:
     return _into([output], [_OPS.all_to_all_single(given, *splits, group.name)])
 
 
-_WRITING: Mapping[str, Callable[[Mapping[str, Any], Group], Finish]] = types.MappingProxyType(
+_WRITING: Mapping[str, Callable[[Given, Group], Finish]] = types.MappingProxyType(
     {
         "all_reduce": _all_reduce,
         "all_reduce_coalesced": _all_reduce_coalesced,
@@ -218,7 +247,8 @@ def write_collective(
     importlib.import_module(FUNCTIONAL)  # which says what shapes the operators give
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    given, name = bound.arguments, function.__name__
+    given: Given = bound.arguments  # type: ignore[assignment]
+    name = function.__name__
     if outside.recorder.regions.open:
         raise BreakGraph("distributed", f"{name}() within a function that becomes a graph of its own")
     for tensor in tensors_in(given):
@@ -243,8 +273,7 @@ def inlined(function: types.FunctionType, module: str) -> types.FunctionType | N
     """What capture reads in a function's place where messages are begun in a batch, or what is asked about these."""
     if module != _C10D or function.__qualname__.partition(".<locals>")[0] not in _OF_BATCHES:
         return None
-    form: Any = _one_by_one if function.__name__ == "batch_isend_irecv" else function
-    return form  # type: ignore[no-any-return]
+    return _one_by_one if function.__name__ == "batch_isend_irecv" else function  # type: ignore[return-value]
 
 
 _OF_BATCHES = frozenset(
@@ -255,9 +284,9 @@ _OF_BATCHES = frozenset(
 )  # fmt: skip
 
 
-def _one_by_one(p2p_op_list: list[Any]) -> list[object]:
+def _one_by_one(p2p_op_list: list[torch.distributed.P2POp]) -> list[object]:
     """`batch_isend_irecv` where the back end begins each message for itself."""
-    c10d: Any = torch.distributed.distributed_c10d
+    c10d = torch.distributed.distributed_c10d
     c10d._check_p2p_op_list(p2p_op_list)
     begins_together(p2p_op_list[0].group, p2p_op_list[0].tensor.device)
     begun = []
@@ -281,7 +310,7 @@ def _check_operand(name: str, tensor: torch.Tensor) -> None:
 
 def _group(outside: Outside, name: str, group: object) -> Group:
     """A group, guarded."""
-    c10d: Any = sys.modules[_C10D]
+    c10d = sys.modules[_C10D]
     if not c10d.is_initialized() or c10d._world.pg_coalesce_state:
         raise BreakGraph("distributed", f"call of {_C10D}.{name}")
     if group is not None:
@@ -298,41 +327,45 @@ def _group(outside: Outside, name: str, group: object) -> Group:
 
 
 def _place(outside: Outside, group: object, rank: int) -> int:
-    c10d: Any = sys.modules[_C10D]
+    c10d = sys.modules[_C10D]
     if rank not in c10d.get_process_group_ranks(group):
         raise BreakGraph("distributed", f"a collective in a group without its rank {rank}")
     return outside.ambient(c10d.get_group_rank, (group, rank))  # type: ignore[return-value]
 
 
-def _name_of(group: Any) -> str | None:
+def _name_of(group: torch.distributed.ProcessGroup | None) -> str | None:
     """A group's name, the default one's for None."""
-    c10d: Any = sys.modules[_C10D]
+    c10d = sys.modules[_C10D]
     return (group or c10d._get_default_group()).group_name if c10d.is_initialized() else None  # type: ignore[no-any-return]
 
 
-def _back_end(group: Any) -> str:
-    c10d: Any = sys.modules[_C10D]
+def _back_end(group: torch.distributed.ProcessGroup | None) -> str:
+    c10d = sys.modules[_C10D]
     return c10d.get_backend(group)  # type: ignore[no-any-return]
 
 
-def _global_rank(outside: Outside, given: Mapping[str, Any]) -> int:
-    c10d: Any = sys.modules[_C10D]
+def _global_rank(outside: Outside, given: Given) -> int:
+    c10d = sys.modules[_C10D]
     group = given["group"]
-    place: int = given["group_src"]
+    place = given["group_src"]
+    assert place is not None  # `_rank` has seen that it is one or the other
     return place if group is None else outside.ambient(c10d.get_global_rank, (group, place))  # type: ignore[return-value]
 
 
-def _rank(a: Mapping[str, Any], name: str, group: Group, default: int | None = None) -> int:
+def _rank(a: Given, name: Literal["src", "dst"], group: Group, default: int | None = None) -> int:
     """The place in a group of the rank that a call names, by its place or by its rank among all."""
-    place, rank = a.get(f"group_{name}"), a[name]
+    place = a.get("group_src") if name == "src" else a.get("group_dst")
+    rank = a[name]
     if place is None and rank is None:
         rank = default
-    if (place is None) == (rank is None):
-        raise BreakGraph("distributed", f"a call with {'no' if rank is None else 'two'} {name}")
-    return group.place(rank) if place is None else place
+    if place is None and rank is not None:
+        return group.place(rank)
+    if place is not None and rank is None:
+        return place
+    raise BreakGraph("distributed", f"a call with {'no' if rank is None else 'two'} {name}")
 
 
-def _other(a: Mapping[str, Any], name: str, group: Group) -> int:
+def _other(a: Given, name: Literal["src", "dst"], group: Group) -> int:
     _in_memory_order("a message", a["tensor"])
     place = _rank(a, name, group)
     if place == group.rank:

@@ -24,7 +24,7 @@ import math
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -55,6 +55,7 @@ from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, WorkOutlivesGraph
 from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of, own_keys
 
+T = TypeVar("T")
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
 _RESERVED = frozenset(
@@ -192,7 +193,7 @@ class Codegen:
             return self.pin(obj)
         return self._instance(obj)
 
-    def _settled(self, number: Any) -> Any:
+    def _settled(self, number: object) -> Any:
         """What a run-time number is in this call, guarded."""
         try:
             return concrete(number)
@@ -386,8 +387,8 @@ class Codegen:
                     self.effects.append(f"set.{method}({target}, [{self.items(items)}])")
 
     def _write_dict(self, known: External) -> None:
-        before: dict[Any, Any] = known.snapshot
-        shadow: dict[Any, Any] = known.value
+        before: dict[object, object] = known.snapshot
+        shadow: dict[object, object] = known.value
         now = {key: dict.__getitem__(shadow, key) for key in own_keys(shadow)}
         if _same_items(list(now), list(before)) and _same_items(list(now.values()), list(before.values())):
             return
@@ -452,7 +453,7 @@ class Codegen:
         return "\n".join(lines) + "\n"
 
 
-def _not_in(keys: set[Any], others: set[Any]) -> list[Any]:
+def _not_in(keys: set[T], others: set[T]) -> list[T]:
     """Those of the others that are no keys, or are equal to one of another type."""
     own = {key: key for key in set.__iter__(keys)}
     return [other for other in set.__iter__(others) if other not in own or type(own[other]) is not type(other)]

@@ -204,12 +204,12 @@ def _remade(code: Codegen, obj: object, reduced: Any) -> str:
     return name
 
 
-def _reduced(code: Codegen, obj: Any) -> str:
+def _reduced(code: Codegen, obj: object) -> str:
     """An iterator as far as it has come, `operator.itemgetter` and its kin."""
     return _remade(code, obj, obj.__reduce__())
 
 
-def _itertool(code: Codegen, obj: Any) -> str:
+def _itertool(code: Codegen, obj: object) -> str:
     """An object of `itertools` as far as it has come: Python says how, up to 3.13."""
     try:
         with warnings.catch_warnings():
@@ -296,7 +296,7 @@ def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
     return name
 
 
-def _native_iterator(code: Codegen, obj: Any) -> str:
+def _native_iterator(code: Codegen, obj: object) -> str:
     match obj:
         case SequenceIterator(index=index):
             name = code.named(obj, f"iter({code.value(obj.sequence)})")

@@ -24,7 +24,7 @@ def forget_ended_code() -> None:
             linecache.cache.pop(_ended.popleft(), None)
 
 
-def load(text: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:
+def load(text: str, name: str, namespace: dict[str, Any]) -> Callable[..., object]:
     """The function `compiled` of a generated text; `name` is that of the program's function."""
     file = f"{GENERATED}{name} {next(_names)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -114,7 +114,7 @@ class Checks:
         return None
 
 
-def _at(place: Leaf | State, leaves: Sequence[object], state: Mapping[str, torch.Tensor]) -> Any:
+def _at(place: Leaf | State, leaves: Sequence[object], state: Mapping[str, torch.Tensor]) -> object:
     return leaves[place.index] if isinstance(place, Leaf) else state[place.name]
 
 

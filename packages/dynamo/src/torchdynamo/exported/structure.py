@@ -77,7 +77,7 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any) -> object:
     kind = type(value)
     if kind is _Place:
         return value.index
@@ -99,7 +99,7 @@ def _encode(value: Any) -> Any:
     raise NotExportable(f"a container of type {_name(kind)} has no form in a file")
 
 
-def _decode(text: Any, classes: Mapping[str, type]) -> Any:
+def _decode(text: Any, classes: Mapping[str, type]) -> object:
     if text is None:
         return None
     if type(text) is int:

@@ -7,7 +7,8 @@ new memory for real.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -26,11 +27,11 @@ class _WithData(torch.autograd.Function):
     """The second tensor's values, with the first one's history."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradient, None
 
 
@@ -74,12 +75,12 @@ class DataWrites:
             self._with_history[id(memory_of(tensor))] = tensor
         return data
 
-    def written(self, tensors: Any) -> None:
+    def written(self, tensors: Iterable[torch.Tensor]) -> None:
         """Writes to such memory: autograd would have to be told of a view that it does not know."""
         if self._with_history and any(id(memory_of(tensor)) in self._with_history for tensor in tensors):
             raise _refusal("and later a write to its memory")
 
-    def refuse(self, tensors: Any) -> None:
+    def refuse(self, tensors: Iterable[torch.Tensor]) -> None:
         """Derivatives by such a tensor: what was computed before would be forgotten."""
         mine = {id(tensor) for tensor in self._with_history.values()}
         if any(id(tensor) in mine for tensor in tensors):

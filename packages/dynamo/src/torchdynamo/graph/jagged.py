@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nested._internal import nested_tensor as jagged
 
 from primtorch.dispatch_mode import DispatchMode
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from torchdynamo.graph.recorder import Recorder
 
 KIND: Any = jagged.NestedTensor
-_NUMBERS: Any = jagged._tensor_symint_registry  # torch's numbers of ragged lengths, by the tensor that tells the rows
+# Torch's numbers of ragged lengths, by the tensor that tells the rows.
+_NUMBERS: MutableMapping[torch.Tensor, torch.SymInt] = jagged._tensor_symint_registry
 _SEQLENS = ("min_seqlen", "max_seqlen")
 
 # Torch's code gives out values as `detach`, where its autograd has the history of a nested tensor around it.
@@ -53,7 +55,7 @@ def stands_for_one(value: Any) -> bool:
     return type(value) is KIND and (isinstance(value._values, FakeTensor) or value is jagged._dummy_instance)
 
 
-def dummy() -> Any:
+def dummy() -> torch.Tensor:
     """The nested tensor that torch's functions are given to find their code; made where nothing makes tensors fake."""
     if jagged._dummy_instance is None:
         with torch._C.DisableTorchFunction(), for_real():
@@ -80,17 +82,35 @@ def for_real() -> Iterator[None]:
 _Parts = tuple[torch.Tensor, torch.Tensor | None, int, dict[str, torch.Tensor]]
 
 
+class _ValuesContext(FunctionCtx):
+    """What is kept where values are taken of a nested tensor."""
+
+    parts: _Parts
+
+
+class _PaddedContext(BackwardCFunction):
+    """What is kept where rows are padded: how many there are in all."""
+
+    total: int
+
+
+class _PackedContext(BackwardCFunction):
+    """What is kept where padding is left out: how long a row with it is."""
+
+    size: int
+
+
 class _Values(torch.autograd.Function):
     """The values of a nested tensor. Torch's own function for it has no second derivative."""
 
     @staticmethod
-    def forward(ctx: Any, nested: Any) -> torch.Tensor:
+    def forward(ctx: _ValuesContext, nested: Any) -> torch.Tensor:
         ctx.parts = nested._offsets, nested._lengths, nested._ragged_idx, nested._metadata_cache
         values: torch.Tensor = nested._values.detach()
         return values
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: _ValuesContext, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return _Nested.apply(gradient, ctx.parts)  # type: ignore[no-any-return]
 
 
@@ -98,7 +118,7 @@ class _Nested(torch.autograd.Function):
     """The nested tensor around values."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, parts: _Parts) -> torch.Tensor:
+    def forward(ctx: object, values: torch.Tensor, parts: _Parts) -> torch.Tensor:
         offsets, lengths, ragged_idx, kept = parts
         made: torch.Tensor = KIND(
             values.detach(), offsets, lengths=lengths, _ragged_idx=ragged_idx, _metadata_cache=kept
@@ -106,7 +126,7 @@ class _Nested(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return _Values.apply(gradient), None
 
 
@@ -201,14 +221,16 @@ class _Padded(torch.autograd.Function):
     """Rows side by side, with padding: torch knows its derivative of nested tensors, but not of their values."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, offsets: torch.Tensor, size: int, padding: float) -> torch.Tensor:
+    def forward(
+        ctx: _PaddedContext, values: torch.Tensor, offsets: torch.Tensor, size: int, padding: float
+    ) -> torch.Tensor:
         ctx.save_for_backward(offsets)
         ctx.total = values.shape[0]
         made: torch.Tensor = torch.ops.aten._jagged_to_padded_dense_forward.default(values, [offsets], [size], padding)
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
+    def backward(ctx: _PaddedContext, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
         (offsets,) = ctx.saved_tensors
         return packed(gradient, [offsets], ctx.total), None, None, None
 
@@ -217,14 +239,14 @@ class _Packed(torch.autograd.Function):
     """Rows one after the other, without padding."""
 
     @staticmethod
-    def forward(ctx: Any, dense: torch.Tensor, offsets: torch.Tensor, total: int | None) -> torch.Tensor:
+    def forward(ctx: _PackedContext, dense: torch.Tensor, offsets: torch.Tensor, total: int | None) -> torch.Tensor:
         ctx.save_for_backward(offsets)
         ctx.size = dense.shape[1]
         made: torch.Tensor = torch.ops.aten._padded_dense_to_jagged_forward.default(dense, [offsets], total)
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
+    def backward(ctx: _PackedContext, gradient: torch.Tensor) -> tuple[object, ...]:  # type: ignore[override]
         (offsets,) = ctx.saved_tensors
         return padded(gradient, [offsets], [ctx.size], 0.0), None, None
 
@@ -334,7 +356,7 @@ class Jagged:
         self.recorder.wrappers.memories.append(values.memory)  # type: ignore[attr-defined]
         return made
 
-    def dummy(self) -> Any:
+    def dummy(self) -> torch.Tensor:
         """`dummy()`; the program has nested tensors from here on."""
         self.used = True
         return dummy()
@@ -343,7 +365,7 @@ class Jagged:
         """Whether nested tensors are among the arguments."""
         return self.used and any(map(is_jagged, leaves((args, kwargs))))
 
-    def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def run(self, name: str, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """A call with nested tensors: what torch's code for it does is in the graph, and its result is given."""
         if (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs:
             raise BreakGraph("special_tensor", f"{name}() writes to a nested tensor")
@@ -379,14 +401,14 @@ class Jagged:
         with recorder.recording():
             int(offsets.shape[0])  # a graph has one number of rows
             sizes = recorder.taken.take("tolist", offsets.diff() if lengths is None else lengths)
-            starts: Any = [] if lengths is None else recorder.taken.take("tolist", offsets)
+            starts = [] if lengths is None else recorder.taken.take("tolist", offsets)
             if sizes is MISSING or starts is MISSING:
                 raise BreakGraph("special_tensor", "unbind() of a nested tensor: lengths that the graph cannot read")
             if lengths is None:
                 return tuple(values.split(sizes, along))
             return tuple(values.narrow(along, first, size) for first, size in zip(starts, sizes, strict=False))
 
-    def _know_rows(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _know_rows(self, place: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         lengths = args[place] if 0 <= place < len(args) else kwargs.get("lengths")
         rows = lengths if lengths is not None else args[1] if len(args) > 1 else kwargs.get("offsets")
         if isinstance(rows, FakeTensor) and _NUMBERS.get(rows) is None:
@@ -424,8 +446,8 @@ class _Below(DispatchMode):
         self,
         func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if wrappers_in(types):
             return NotImplemented
@@ -435,7 +457,7 @@ class _Below(DispatchMode):
         with torch._C._ForceDispatchKeyGuard(*self.keys), torch.set_grad_enabled(self.grad):
             args, keywords = recorder.adopt_all(args), recorder.adopt_all(dict(kwargs or {}))
             differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in _fakes((args, keywords)))
-            call: Any = func
+            call: Callable[..., object] = func
             if differentiated and func in _WITH_DERIVATIVE:
                 if self.name not in _CONVERTING:
                     raise BreakGraph("special_tensor", f"a derivative of {self.name}() over rows of several lengths")

@@ -12,10 +12,10 @@ import torch
 
 from torchdynamo.reasons import BreakGraph
 
-Record = Callable[[object, tuple[object, ...], dict[str, object]], object]
+Record = Callable[[Callable[..., object], tuple[object, ...], dict[str, object]], object]
 
 _PREFIX = "_foreach_"
-_SCALED = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
+_SCALED: dict[str, Callable[..., object]] = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
 # Whether an in-place form returns the list that it was given, or None: releases of torch differ.
 _GIVES_BACK: bool = torch._foreach_neg_([torch.zeros(())]) is not None  # type: ignore[func-returns-value]
 _FUNCTIONS: dict[str, Callable[..., object]] = {"norm": torch.linalg.vector_norm}
@@ -62,7 +62,9 @@ def _element(record: Record, argument: object, index: int, along: bool) -> objec
     return argument
 
 
-def record_scaled(record: Record, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def record_scaled(
+    record: Record, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Records a call; a factor that only may be a number (`value`, `alpha`) is multiplied in where it is a tensor."""
     name = getattr(function, "__name__", "")
     plain = name.removesuffix("_")

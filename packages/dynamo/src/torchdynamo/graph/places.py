@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from torchdynamo.graph.lists_of_tensors import Record
+
 
 def at_places(
-    record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any], func: Any, args: tuple[Any, ...]
-) -> tuple[Any, tuple[Any, ...]]:
+    record: Record, func: Callable[..., object], args: tuple[Any, ...]
+) -> tuple[Callable[..., object], tuple[object, ...]]:
     """`tensor[key]` as a call of the operator that takes tensors, where there are such places in the key; what else is
     there is recorded as a call before it."""
     tensor, key = args

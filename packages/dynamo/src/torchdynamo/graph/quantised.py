@@ -7,7 +7,7 @@ copies are those of the integers, other operators stand in the graph as `primtor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,7 +114,7 @@ class Quantised:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def run(self, name: str, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         """A call with quantised tensors, or one that makes them: what it does is in the graph."""
         if "out" in kwargs or name in ("__setitem__", "requires_grad_"):
             raise BreakGraph("special_tensor", f"{name}() writes to a quantised tensor")
@@ -137,7 +137,7 @@ class Quantised:
         except RuntimeError as error:  # what eager refuses it says between two graphs
             raise refusal(name, "quantised", error) from error
 
-    def _question(self, name: str, args: tuple[Any, ...]) -> object:
+    def _question(self, name: str, args: tuple[object, ...]) -> object:
         """What a tensor is asked about its scale, or MISSING."""
         one = args[0] if args else None
         if not isinstance(one, QuantisedFake):
@@ -157,7 +157,7 @@ class Quantised:
         return MISSING
 
     def operate(
-        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sequence[int] = ()
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, object], sizes: Sequence[int] = ()
     ) -> object:
         """The result of an operator; packed parameters among the arguments are their numbers, with their sizes."""
         rule = _RULES.get(op)
@@ -178,7 +178,7 @@ class Quantised:
         return self._of_form(form, args, kwargs, sizes)
 
     def _of_form(
-        self, form: forms.Form, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sequence[int]
+        self, form: forms.Form, args: Sequence[object], kwargs: Mapping[str, object], sizes: Sequence[int]
     ) -> object:
         given = form.bound(args, kwargs)
         for place, argument in enumerate(form.original._schema.arguments):
@@ -195,7 +195,7 @@ class Quantised:
         except PrimTorchError as error:
             raise BreakGraph("special_tensor", str(error).partition("\n")[0]) from error
         taken, named = form.call(given, sizes)
-        result: Any = self.recorder.record(form.overload, tuple(taken), named)
+        result = self.recorder.record(form.overload, tuple(taken), named)
         several = isinstance(result, (tuple, list))
         made = [
             part if meaning is None else self.around(part, meaning)
@@ -210,7 +210,7 @@ class Quantised:
 
     # -- rules ----------------------------------------------------------------------------------
 
-    def _make(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def _make(self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> QuantisedFake:
         """A call of a function that makes one: torch's own takes no symbol for a zero point."""
         overload = getattr(_aten, name).default
         names = ["input" if argument.name == "self" else argument.name for argument in overload._schema.arguments]
@@ -219,15 +219,15 @@ class Quantised:
             raise BreakGraph("special_tensor", f"{name}() of such arguments")
         if isinstance(given["input"], QuantisedFake):
             raise BreakGraph("special_tensor", f"{name}() of a quantised tensor")
-        return _RULES[overload](self, *(given[argument] for argument in names))
+        return _MAKING[overload](self, *(given[argument] for argument in names))
 
-    def _quantise(self, x: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QuantisedFake:
-        scale, zero_point = self._number("__float__", scale), self._number("__int__", zero_point)
+    def _quantise(self, x: torch.Tensor, scale: object, zero_point: object, dtype: torch.dtype) -> QuantisedFake:
+        step, zero = self._number("__float__", scale), self._number("__int__", zero_point)
         _refuse_dtype(dtype)
-        values = self.recorder.record(forms.QUANTISE, (x, scale, zero_point, dtype), {})
-        return self.around(values, ByTensor(scale, zero_point))
+        values = self.recorder.record(forms.QUANTISE, (x, step, zero, dtype), {})
+        return self.around(values, ByTensor(step, zero))
 
-    def _number(self, name: str, value: Any) -> Any:
+    def _number(self, name: str, value: object) -> Any:
         """A scale or zero point that may be a tensor of one element: its number, which the graph takes out."""
         if not isinstance(value, torch.Tensor):
             return float(value) if name == "__float__" and isinstance(value, int) else value
@@ -238,7 +238,7 @@ class Quantised:
 
     def _quantise_dynamically(self, x: torch.Tensor, dtype: torch.dtype, reduce_range: bool) -> QuantisedFake:
         _refuse_dtype(dtype)
-        made: Any = self.recorder.record(forms.QUANTISE_DYNAMICALLY, (x, dtype, reduce_range), {})
+        made = self.recorder.record(forms.QUANTISE_DYNAMICALLY, (x, dtype, reduce_range), {})
         values, scale, zero_point = made
         return self.around(values, ByTensor(self._number("item", scale), self._number("item", zero_point)))
 
@@ -266,8 +266,10 @@ class Quantised:
     ) -> QuantisedFake:
         return self.around(self._copied(values), self._by_channel(scales, zero_points, axis))
 
-    def _copied(self, values: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-        return self.recorder.record(_aten.clone.default, (values,), {"memory_format": memory_format})
+    def _copied(
+        self, values: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
+        return self.recorder.record(_aten.clone.default, (values,), {"memory_format": memory_format})  # type: ignore[no-any-return]
 
     def _clone(self, x: QuantisedFake, memory_format: torch.memory_format | None = None) -> QuantisedFake:
         """A copy: by rows where the layout is to be kept, as eager has it of quantised tensors."""
@@ -284,18 +286,18 @@ class Quantised:
 
     def _int_repr(self, x: QuantisedFake) -> torch.Tensor:
         if isinstance(x.meaning, ByChannel):
-            return self._copied(x.integers)  # type: ignore[no-any-return]
+            return self._copied(x.integers)
         return self._of_form(forms.FORMS["aten::int_repr"], (x,), {}, ())  # type: ignore[return-value]
 
 
-_MAKING: Mapping[OpOverload, Any] = {
+_MAKING: Mapping[OpOverload, Callable[..., QuantisedFake]] = {
     _aten.quantize_per_tensor.default: Quantised._quantise,
     _aten.quantize_per_tensor_dynamic.default: Quantised._quantise_dynamically,
     _aten.quantize_per_channel.default: Quantised._quantise_by_channel,
     _aten._make_per_tensor_quantized_tensor.default: Quantised._made,
     _aten._make_per_channel_quantized_tensor.default: Quantised._made_by_channel,
 }
-_RULES: Mapping[OpOverload, Any] = {
+_RULES: Mapping[OpOverload, Callable[..., torch.Tensor]] = {
     **_MAKING,
     _aten.clone.default: Quantised._clone,
     _aten.dequantize.self: Quantised._dequantise,
@@ -318,8 +320,8 @@ class _Below(DispatchMode):
         self,
         func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         recorder = self.quantised.recorder
         args, keywords = recorder.adopt_all(args), recorder.adopt_all(dict(kwargs or {}))

@@ -262,7 +262,7 @@ class Recorder:
 
     def __torch_function__(
         self,
-        func: object,
+        func: Callable[..., object],
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -310,7 +310,9 @@ class Recorder:
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
 
-    def _record_of_jagged(self, name: str, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _record_of_jagged(
+        self, name: str, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         self._refuse_special(name, func, "a nested tensor")
         return self.jagged.run(name, func, args, kwargs)
 
@@ -323,7 +325,7 @@ class Recorder:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
         self.refuse_call(name)
 
-    def take_number(self, name: str, tensor: object) -> Any:
+    def take_number(self, name: str, tensor: object) -> object:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
         with self.recording():
             return self.taken.take(name, self.adopt_all(tensor))
@@ -369,7 +371,7 @@ class Recorder:
         if self.refused and self.user_frames() in self.refused:
             raise BreakGraph("data_dependent_shape", f"{name}() needs a size that only the data tells")
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         if self.by_places and func is torch.Tensor.__getitem__:
             func, args = at_places(self.record, func, args)
@@ -673,7 +675,7 @@ def _no_draw(func: object, args: object, kwargs: object) -> object:
 _DTYPES_OF_TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
 
 
-def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
+def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a history begins at the call's result: what is differentiated by it must be an input of a graph."""
     if name == "requires_grad_":
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -718,7 +720,9 @@ _WRAPPED_OPERATORS: dict[object, str] = {
 }
 
 
-def _target_of(func: Any, args: tuple[object, ...]) -> tuple[str, Callable[..., object] | str, tuple[object, ...]]:
+def _target_of(
+    func: Callable[..., object] | str, args: tuple[object, ...]
+) -> tuple[str, Callable[..., object] | str, tuple[object, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
     raw: str = _WRAPPED_OPERATORS.get(func, "") or getattr(func, "__name__", "")
     redefined = redefines(args, function_name(func) if raw == "__get__" else str(raw))

@@ -48,7 +48,7 @@ class TextNeeded(Escape):
 class _Needs:
     """A special method that asks for the text. No Python function: the interpreter would run it as the program's."""
 
-    def __get__(self, text: RunTimeText | None, kind: type) -> Any:
+    def __get__(self, text: RunTimeText | None, kind: type) -> object:
         return self if text is None else text.need
 
 
@@ -151,7 +151,7 @@ class RunTimeTexts:
         self.plain = plain
         self.made = Origins()  # of all
 
-    def of(self, function: Callable[..., object], *args: object) -> Any:
+    def of(self, function: Callable[..., object], *args: object) -> object:
         """What `function(*args)` gives, or MISSING: nothing in it is of run time, or capture has to know it."""
         if not any(map(is_run_time, args)):
             return MISSING
@@ -177,7 +177,7 @@ class RunTimeTexts:
         self.made |= origins
         return HANDED_ON[type(text)](type(text), (), origins, text, source)
 
-    def format(self, value: object, spec: object) -> Any:
+    def format(self, value: object, spec: object) -> object:
         """`format(value, spec)` as a text of run time, or MISSING where it is none."""
         if type(value) is RunTimeText and spec == "":
             return value
@@ -185,13 +185,13 @@ class RunTimeTexts:
             return MISSING
         return self.of(format, value, spec)
 
-    def convert(self, value: object, how: str) -> Any:
+    def convert(self, value: object, how: str) -> object:
         """The value's text by "str", "repr" or "ascii"."""
         if type(value) is RunTimeText and how == "str":
             return value
         return self.of(_CONVERSIONS[how], value)
 
-    def binary(self, op: str, a: object, b: object) -> Any:
+    def binary(self, op: str, a: object, b: object) -> object:
         """`a + b` of texts, `a % b`, `a * b` of a text and a number."""
         if op == "*":
             text, number = (a, b) if isinstance(a, (str, RunTimeText)) else (b, a)
@@ -207,7 +207,7 @@ class RunTimeTexts:
             return self._percent(a, _of_names, tuple(b.values()), tuple(b)) if named else MISSING
         return self._percent(a, _of_places, b if type(b) is tuple else (b,))
 
-    def _percent(self, text: str, function: Callable[..., str], values: Args, *names: tuple[str, ...]) -> Any:
+    def _percent(self, text: str, function: Callable[..., str], values: Args, *names: tuple[str, ...]) -> object:
         if not any(map(is_run_time, values)):
             return MISSING
         # `%d` refuses an infinite number.
@@ -217,7 +217,7 @@ class RunTimeTexts:
             return MISSING
         return self.of(function, text, *map(_Names, names), *values)
 
-    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A call of `str`, `repr`, `round`, `hex` and the like, or of a method of a text; MISSING where it is none, or
         nothing is of run time."""
         if fn is str or fn is repr or fn is ascii:
@@ -237,7 +237,7 @@ class RunTimeTexts:
             return MISSING if kwargs or text.origins.sources else self.of(str.encode, text, *args)
         return self._format(args, kwargs) if fn is str.format and args else MISSING
 
-    def _round(self, number: object, ndigits: object = None) -> Any:
+    def _round(self, number: object, ndigits: object = None) -> object:
         if type(number) is not torch.SymFloat or type(ndigits) is not int or not 0 <= ndigits <= _MOST_DIGITS:
             return MISSING  # of less than no digits it may overflow
         return self.of(round, number, ndigits)
@@ -247,12 +247,12 @@ class RunTimeTexts:
         if any(kind.__name__ in str(error) for kind in MADE_AT_EACH_CALL):
             raise TextNeeded(self.made) from error
 
-    def _join(self, separator: object, parts: Any) -> Any:
+    def _join(self, separator: object, parts: Any) -> object:
         if type(parts) not in (list, tuple) or not any(type(part) is RunTimeText for part in parts):
             return MISSING
         return self.of(joined, separator, *parts)
 
-    def _format(self, args: Args, kwargs: Kwargs) -> Any:
+    def _format(self, args: Args, kwargs: Kwargs) -> object:
         """`text.format(...)`, where the text names whole arguments."""
         text, *values = args
         if type(text) is not str or not any(map(is_run_time, (*values, *kwargs.values()))):
@@ -304,7 +304,7 @@ def _formatted(text: str, names: tuple[str, ...], *values: object) -> str:
     return text.format(*values[:split], **dict(zip(names, values[split:], strict=True)))
 
 
-def _sample(arg: object) -> Any:
+def _sample(arg: object) -> object:
     if isinstance(arg, RunTimeText):
         return arg.sample
     return 1.5 if type(arg) is torch.SymFloat else 1 if type(arg) is torch.SymInt else arg

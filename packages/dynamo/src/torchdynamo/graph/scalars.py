@@ -98,7 +98,11 @@ def compare(op: str, a: object, b: object, native: Callable[[object, object], ob
 
 
 def _of_two(
-    symbolic: Callable[[str, Any, Any], object], op: str, a: object, b: object, native: Callable[[Any, Any], object]
+    symbolic: Callable[[str, object, object], object],
+    op: str,
+    a: object,
+    b: object,
+    native: Callable[[object, object], object],
 ) -> object:
     if not _both_numbers(a, b):
         return MISSING

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torchdynamo.reasons import BreakGraph
 
 
-def leaves(value: object) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[object]:
     """What is in tuples, lists and dicts, at any depth."""
     if isinstance(value, (tuple, list)):
         for item in value:

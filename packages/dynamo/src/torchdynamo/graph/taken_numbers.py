@@ -39,7 +39,7 @@ Number = torch.SymInt | torch.SymFloat
 TAKING: dict[str, type | None] = {"item": None, "tolist": None, "__int__": int, "__index__": int, "__float__": float}
 _MOST = 64  # numbers of one list
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], object]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 # The operations of a fact's postfix program, on tensors of one element.
@@ -111,10 +111,10 @@ class TakenNumbers:
             return self._number(tensor, TAKING[name]) if math.prod(shape) == 1 else MISSING
         return self._list(tensor) if 0 < math.prod(shape) <= _MOST else MISSING
 
-    def _list(self, tensor: torch.Tensor) -> Any:
+    def _list(self, tensor: torch.Tensor) -> object:
         return self._number(tensor, None) if tensor.dim() == 0 else [self._list(row) for row in tensor.unbind(0)]
 
-    def _number(self, tensor: torch.Tensor, kind: type | None) -> Any:
+    def _number(self, tensor: torch.Tensor, kind: type | None) -> object:
         whole = not tensor.is_floating_point()
         if kind is int and not whole:
             if not self.recorder.conditions.take_for_granted(_fake(torch.isfinite(tensor)), True):
@@ -143,7 +143,7 @@ class TakenNumbers:
 
     # -- what is known of them -----------------------------------------------------------------
 
-    def check(self, truth: Any) -> bool:
+    def check(self, truth: torch.SymBool) -> bool:
         """The program asserts a relation of such numbers: whether the graph takes it for granted from here on."""
         node = node_of(truth)
         expr = node.expr

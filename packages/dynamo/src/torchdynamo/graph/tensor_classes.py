@@ -121,7 +121,7 @@ def is_instance(fake: torch.Tensor, classes: Any) -> bool:
         return any(is_instance(fake, one) for one in classes)
     kind = class_of(fake)
     assert kind is not None
-    own: Any = type(classes).__instancecheck__ if isinstance(classes, type) else None
+    own: object = type(classes).__instancecheck__ if isinstance(classes, type) else None
     return issubclass(kind, classes) if own is type.__instancecheck__ else isinstance(fake, classes)
 
 

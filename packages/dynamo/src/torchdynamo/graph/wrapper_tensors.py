@@ -136,7 +136,7 @@ class Wrappers:
     def part(self, fake: torch.Tensor, name: str) -> torch.Tensor | None:
         """The tensor that a wrapper has under this name, or None where it is none of its parts."""
         whole = whole_of(fake)
-        if whole is None or name not in whole.__tensor_flatten__()[0]:
+        if whole is None or name not in whole.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             return None
         if not isinstance(getattr(whole, name), torch.Tensor):
             return None

@@ -24,7 +24,7 @@ def same_constant(a: Any, b: Any) -> bool:
 STRIDE = "stride"  # the symbol of the stride that a relation of a tensor's strides speaks of
 
 
-def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int | float]) -> Any:
+def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int | float]) -> object:
     """Evaluates a postfix program of `primtorch.symbolic` over numbers; False where its arithmetic raises."""
     try:
         return _run_program(program, symbols)
@@ -34,7 +34,7 @@ def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int
 
 def _run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> object:
     stack: list[Any] = []
-    kept: dict[int, Any] = {}
+    kept: dict[int, object] = {}
     for op, operand in program:
         if op in ("const", "fconst"):
             stack.append(operand)
@@ -52,13 +52,13 @@ def _run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int |
     return stack.pop()
 
 
-_UNARY: dict[str, Callable[[Any], Any]] = {
+_UNARY: dict[str, Callable[[Any], object]] = {
     **{op.name: op.function for op in SCALAR_OPS.values() if op.name in UNARY_OPS},
     "neg": lambda a: -a,
     "not": lambda a: not a,
     "defined": lambda a: not isinstance(a, complex),
 }
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+_BINARY: dict[str, Callable[[Any, Any], object]] = {
     **{op.name: op.function for op in SCALAR_OPS.values() if op.name not in UNARY_OPS},
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

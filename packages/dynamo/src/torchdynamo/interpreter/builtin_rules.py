@@ -33,7 +33,7 @@ class Rules(dict[object, BuiltinRule]):
 
 def native_iterator(world: World, obj: object) -> Iterator[Any]:
     """An iterator over `obj` that C code may consume: Python code behind it is interpreted."""
-    iterator: Iterator[Any] = world.iterate(obj)
+    iterator: Iterator[object] = world.iterate(obj)
     if isinstance(iterator, InterpreterObject) or not may_change(type(iterator)):
         return iterator
     return InterpretedNext(world, iterator)

@@ -241,7 +241,8 @@ class Interpreter:
 
 
 _ITERTOOLS: frozenset[type] = frozenset(kind for kind in vars(itertools).values() if isinstance(kind, type))
-Rule = Callable[[Interpreter, object, tuple[object, ...], dict[str, object]], object]
+# Called with an object of the kind that the table has it for.
+Rule = Callable[[Interpreter, Any, tuple[object, ...], dict[str, object]], object]
 
 
 def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -269,21 +270,21 @@ def _call_cached(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) 
     return interpreter.world.call(fn.__wrapped__, args, kwargs)
 
 
-def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
+def _call_method_wrapper(interpreter: Interpreter, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     rule = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if rule is not None:
         return rule(interpreter.world, (fn.__self__, *args), kwargs)
     return interpreter.world.call_leaf(fn, args, kwargs)
 
 
-def _call_itemgetter(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
+def _call_itemgetter(interpreter: Interpreter, fn: operator.itemgetter[object], args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = tuple(interpreter.world.getitem(args[0], key) for key in fn.__reduce__()[1])
     return values[0] if len(values) == 1 else values
 
 
-def _call_attrgetter(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
+def _call_attrgetter(interpreter: Interpreter, fn: operator.attrgetter[object], args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = []

@@ -217,7 +217,7 @@ class PlainWorld(World):
 
     # -- iteration --------------------------------------------------------------------------
 
-    def iterate(self, obj: Any) -> Any:
+    def iterate(self, obj: Any) -> object:
         local = local_iterator(obj)
         if local is not None:
             return local
@@ -297,7 +297,7 @@ class PlainWorld(World):
             raise (RuntimeError if state == "not set" else TypeError)(f"__class__ {state} defining {name!r} as {cls!r}")
         return cls
 
-    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any:
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> object:
         return builtins.__import__(name, fn.__globals__, None, fromlist, level)
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:

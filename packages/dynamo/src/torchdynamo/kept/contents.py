@@ -54,7 +54,7 @@ class Contents:
             known = self._known[id(obj)] = obj, "" if text == () else _hash(repr(text).encode())
         return known[1]
 
-    def _whole(self, obj: Any) -> object:
+    def _whole(self, obj: object) -> object:
         if isinstance(obj, type):
             return self._class(obj)
         if isinstance(obj, types.CellType):

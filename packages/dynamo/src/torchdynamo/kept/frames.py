@@ -357,7 +357,7 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     )  # fmt: skip
 
 
-class _Places(Sequence[Any]):
+class _Places(Sequence[object]):
     """What is found by place, when it is asked for."""
 
     def __init__(self, found: Callable[[int], object]) -> None:
@@ -369,5 +369,5 @@ class _Places(Sequence[Any]):
     def __len__(self) -> int:
         raise TypeError("of no length")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         raise TypeError("of no order")

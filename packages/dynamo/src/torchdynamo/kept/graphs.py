@@ -77,7 +77,7 @@ def _name_of(target: object) -> str:
         raise NotKept(str(error)) from None
 
 
-def _argument(value: Any, places: Mapping[fx.Node, int]) -> object:
+def _argument(value: object, places: Mapping[fx.Node, int]) -> object:
     if isinstance(value, fx.Node):
         return Node(places[value])
     if isinstance(value, torch.Size) or type(value) is tuple:
@@ -149,7 +149,7 @@ def _given(value: Any, nodes: Sequence[fx.Node]) -> Any:
     return value
 
 
-def _made_value(value: Any, mode: FakeMode) -> object:
+def _made_value(value: object, mode: FakeMode) -> object:
     if type(value) is Value:
         return mode.from_spec(value.spec, requires_grad=value.requires_grad)
     return tuple(_made_value(item, mode) for item in value) if type(value) is list else value

@@ -135,7 +135,7 @@ class Namer:
 
     def _look_for(self, module: str, qualname: str) -> None:
         """Learns the code of what goes by a qualified name."""
-        owner: Any = sys.modules.get(module)
+        owner: object = sys.modules.get(module)
         for step in qualname.split("."):
             if not isinstance(owner, (types.ModuleType, type)) or step not in vars(owner):
                 return
@@ -179,7 +179,7 @@ class Namer:
         name, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
         if type(name) is not str or type(qualname) is not str:
             return None
-        owner: Any = sys.modules.get(name)
+        owner: object = sys.modules.get(name)
         way: list[tuple[object, Row]] = []
         for step in qualname.split("."):
             if not isinstance(owner, (types.ModuleType, type)) or step not in vars(owner):
@@ -246,7 +246,7 @@ class Namer:
         return None
 
 
-def _own(obj: Any, name: str) -> object:
+def _own(obj: object, name: str) -> object:
     """A part of a function or a descriptor, by what Python stores."""
     if name == "__wrapped__":
         return vars(obj).get(name) if isinstance(obj, (types.FunctionType, functools._lru_cache_wrapper)) else None
@@ -299,13 +299,13 @@ class Finder:
         return code
 
 
-def _stored(owner: Any, name: str) -> object:
+def _stored(owner: object, name: str) -> object:
     if not isinstance(owner, (types.ModuleType, type)):
         raise NotKept(f"{name} of what is no module or class")
     return vars(owner)[name]
 
 
-def _part_of(owner: Any, name: str) -> object:
+def _part_of(owner: object, name: str) -> object:
     if name == "__dict__" and isinstance(owner, types.ModuleType):
         return vars(owner)
     found = _own(owner, name) if name in _PARTS else None

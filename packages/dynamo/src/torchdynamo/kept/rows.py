@@ -188,7 +188,7 @@ class Reader:
     """What `Writer` wrote, around the objects of this process."""
 
     def __init__(
-        self, frames: Sequence[Row], stacks: Sequence[Row], objects: Sequence[Any], pins: Sequence[int]
+        self, frames: Sequence[Row], stacks: Sequence[Row], objects: Sequence[object], pins: Sequence[int]
     ) -> None:
         self.objects = objects
         self.pins = pins

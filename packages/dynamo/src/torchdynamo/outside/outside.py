@@ -31,8 +31,9 @@ from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside import modules
-from torchdynamo.outside.absences import EmptySlot, is_empty
+from torchdynamo.outside.absences import EmptySlot
 from torchdynamo.outside.captured_mode import CapturedMode, KnownSizes
+from torchdynamo.outside.cells import Cells
 from torchdynamo.outside.classes import Classes
 from torchdynamo.outside.dynamic_policy import INTEGER_BOUND, DynamicPolicy
 from torchdynamo.outside.externals import (
@@ -55,8 +56,6 @@ from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import (
     Argument,
     Attribute,
-    CellContents,
-    ClosureCell,
     Computed,
     Global,
     InstanceAttribute,
@@ -110,17 +109,13 @@ class Outside:
         self.jagged = JaggedInputs(self.externals, self.torch_names, self.recorder)
         self.quantised = QuantisedInputs(self.externals, self.recorder)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
-        self._cells: set[int] = set()
+        self.cells = Cells(function, self.externals, self.overlays)
         self.classes = Classes(self.externals, self.overlays, self.ambient)
         self.interpreted: dict[types.CodeType, str] = {}  # called functions' code, and their modules
         self.builtins: dict[str, object] = {}  # that the program has read, by name: without guards
         self.answers: list[tuple[Callable[..., object], tuple[object, ...], object]] = []  # of torch, without guards
         self.absent: list[tuple[dict[str, object], str]] = []  # names that modules which are taken as fixed lack
         self.emitted = 0  # log records and warnings so far
-        self._alive: list[object] = []
-        for index, cell in enumerate(function.__closure__ or ()):
-            source = ClosureCell(index, function.__code__.co_freevars[index])
-            self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
 
     def release(self) -> None:
         """Lets go of the program's objects. What points to this record keeps no more of them alive."""
@@ -128,8 +123,9 @@ class Outside:
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
         held += (self.classes.made, self.classes.found, externals.fixed, self.builtins, self.answers, self.absent)
-        for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows, self._alive, self._cells):
+        for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows):
             table.clear()
+        self.cells.release()
         self.overlays.clear()
         self.arrays.release()
         self.shape_env.release()
@@ -324,7 +320,7 @@ class Outside:
 
     # -- reads ------------------------------------------------------------------------------
 
-    def argument(self, index: int, name: str, value: object) -> Any:
+    def argument(self, index: int, name: str, value: object) -> object:
         """Slot `index` of the flat argument vector, as the program sees it."""
         return self.externals.wrap(value, Argument(index, name))
 
@@ -365,52 +361,6 @@ class Outside:
     def _know_namespace(self, namespace: dict[str, object]) -> None:
         if self.externals.lookup(namespace) is None:
             self.externals._register(namespace, self.externals.pins.source(namespace, "globals"), namespace)
-
-    def new_cell(self, cell: types.CellType) -> types.CellType:
-        """The program made this cell itself."""
-        self._cells.add(id(cell))
-        self._alive.append(cell)
-        return cell
-
-    def _external_cell(self, cell: types.CellType) -> External | None:
-        """The record of a cell that the program did not make."""
-        known = self.externals.lookup(cell)
-        if known is None and id(cell) not in self._cells:
-            known = self.externals._register(cell, self.externals.pins.source(cell, "cell"), cell)
-        return known
-
-    def cell_get(self, cell: types.CellType) -> object:
-        """The cell's contents, or MISSING when it is empty."""
-        known = self._external_cell(cell)
-        if known is None:
-            try:
-                return cell.cell_contents
-            except ValueError:
-                return MISSING
-        written = self.overlays.read(cell, "cell_contents", "cell")
-        if written is not MISSING:
-            return MISSING if written is DELETED else written
-        try:
-            contents = cell.cell_contents
-        except ValueError:
-            self.externals.guard(known.source, GuardKind.PREDICATE, is_empty)
-            return MISSING
-        roots = [source for source in known.sources if isinstance(source, ClosureCell)]
-        return self.externals.wrap(contents, roots[0] if roots else CellContents(known.source))
-
-    def cell_set(self, cell: types.CellType, value: object) -> None:
-        """A write to a cell: at once to one of the program's own, else kept aside."""
-        if self._external_cell(cell) is None:
-            cell.cell_contents = value
-        else:
-            self.overlays.write(cell, "cell_contents", value, "cell")
-
-    def cell_delete(self, cell: types.CellType) -> None:
-        """Empties a cell: at once one of the program's own, else kept aside."""
-        if self._external_cell(cell) is None:
-            del cell.cell_contents
-        else:
-            self.overlays.write(cell, "cell_contents", DELETED, "cell")
 
     # -- attributes -------------------------------------------------------------------------
 
@@ -473,7 +423,7 @@ class Outside:
             return obj.__dict__
         attributes = instance_dict(known.original)
         first = id(attributes) not in self.externals.by_original
-        shadow: dict[str, Any] = self.externals.wrap(attributes, InstanceDict(known.source))
+        shadow: dict[str, object] = self.externals.wrap(attributes, InstanceDict(known.source))
         if first:  # earlier writes move from the overlay into the shadow, which answers from now on
             self.overlays.move(obj, shadow)
         return shadow

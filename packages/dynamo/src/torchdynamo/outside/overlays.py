@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from torchdynamo.interpreter.protocol import MISSING, Marker
 
@@ -33,7 +33,7 @@ class Overlays:
         self._slots: dict[tuple[int, str, str], tuple[Slot, object]] = {}
         self.count = 0  # of writes so far
 
-    def read(self, owner: object, name: str, kind: str = "attribute") -> Any:
+    def read(self, owner: object, name: str, kind: str = "attribute") -> object:
         """The value written, DELETED, or MISSING when the program did not write there."""
         entry = self._slots.get((id(owner), name, kind))
         return MISSING if entry is None else entry[1]

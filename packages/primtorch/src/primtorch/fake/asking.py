@@ -28,7 +28,7 @@ from primtorch.fake.table import Rule, RuleTable, is_composite
 from primtorch.families import Formula
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.layout import contiguous_strides
-from primtorch.spec import TensorSpec, spec_of
+from primtorch.spec import Size, TensorSpec, spec_of
 from primtorch.symbolic import hint_of
 
 _MOST = 1024
@@ -56,15 +56,15 @@ class _Call:
 
     op: OpOverload
     rule: Rule
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
-    def map(self, change: Callable[[Any], Any]) -> _Call:
+    def map(self, change: Callable[[object], object]) -> _Call:
         """With other leaves, which are changed in order."""
         args = tuple([_mapped(value, change) for value in self.args])
         return _Call(self.op, self.rule, args, {name: _mapped(value, change) for name, value in self.kwargs.items()})
 
-    def leaves(self) -> Iterator[Any]:
+    def leaves(self) -> Iterator[object]:
         """What is no list, in order."""
         return _leaves((*self.args, *self.kwargs.values()))
 
@@ -112,8 +112,10 @@ def _refusing(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
 def _within(op: OpOverload, formula: Formula) -> Formula:
     """The formula of an operator that says itself where in memory it reads, which only eager knows the length of."""
 
-    def within(x: Any, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip((argument.name for argument in op._schema.arguments), (x, *args), strict=False)) | kwargs
+    def within(x: torch.Tensor, *args: object, **kwargs: object) -> object:
+        given: dict[str, Any] = (
+            dict(zip((argument.name for argument in op._schema.arguments), (x, *args), strict=False)) | kwargs
+        )
         own: TensorSpec = getattr(x, "spec", None) or spec_of(x)
         offset = given.get("storage_offset")
         looked = TensorSpec(
@@ -142,7 +144,7 @@ def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     derives = "backward" in op._schema.name  # which the program may call itself
     taken: set[tuple[object, ...]] = set()  # what was asked, as `_note` tells calls apart
 
-    def asked(*args: Any, **kwargs: Any) -> Any:
+    def asked(*args: object, **kwargs: object) -> object:
         if (mixed and not _is_doubtful(args)) or (derives and _holds_places(args)):
             return formula(*args, **kwargs)
         doubted: list[Exception] = []
@@ -168,13 +170,13 @@ def _asked(op: OpOverload, rule: Rule, mixed: bool) -> Rule:
     return replace(rule, formula=asked)
 
 
-def _is_doubtful(args: Sequence[Any]) -> bool:
+def _is_doubtful(args: Sequence[object]) -> bool:
     """Whether a derivative of these operands may be refused for their dtypes."""
     dtypes = {leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)}
     return len(dtypes) != 1 or not dtypes < _COMMON
 
 
-def _holds_places(args: Sequence[Any]) -> bool:
+def _holds_places(args: Sequence[object]) -> bool:
     """Whether there are places and lengths beside numbers, in several tensors or in a tensor and a list."""
     dtypes = [leaf.dtype for leaf in _leaves(args) if isinstance(leaf, TENSORS)]
     integers = sum(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in dtypes)
@@ -209,7 +211,7 @@ def _note(values: Iterable[Any], noted: list[object]) -> None:
             noted.append(kind)
 
 
-def _noted(*values: Any) -> tuple[object, ...]:
+def _noted(*values: object) -> tuple[object, ...]:
     noted: list[object] = []
     _note(values, noted)
     return tuple(noted)
@@ -270,7 +272,7 @@ def _doubted(call: _Call, refusal: Exception) -> list[Exception]:
         answers = [_answer(small, fill) for fill in _FILLS] if small is not None else []
     if any(not isinstance(answer, Exception) for answer in answers):
         return [NoFormula(call.op.name(), reason=f"eager takes what it refuses: {refusal}")]
-    return answers[:1]
+    return [answer for answer in answers[:1] if isinstance(answer, Exception)]
 
 
 def _small(call: _Call) -> Iterator[_Call]:
@@ -298,7 +300,7 @@ def _small(call: _Call) -> Iterator[_Call]:
             yield small
 
 
-def _answer(call: _Call, fill: int) -> Any:
+def _answer(call: _Call, fill: int) -> object:
     """What the kernel gives for elements of this number, or the error that it raises."""
     places = 0 if "backward" in call.op.name() else fill  # those that a forward has found are not checked
     try:
@@ -355,13 +357,13 @@ def _as_the_kernel_runs(op: OpOverload) -> Iterator[None]:
         yield
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _mapped(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, list | tuple):
         return [_mapped(part, change) for part in value]
     return change(value)
 
 
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+def _leaves(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
@@ -369,12 +371,12 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _counts(values: Iterable[Any]) -> Iterator[int]:
+def _counts(values: Iterable[object]) -> Iterator[int]:
     """How many elements each tensor has."""
     return (int(leaf.numel()) for leaf in _leaves(values) if type(leaf) is TensorSpec)
 
 
-def _without_symbols(leaf: Any) -> Any:
+def _without_symbols(leaf: object) -> object:
     """Of the sizes in the example; memory by rows or, where it is so, with channels last."""
     if isinstance(leaf, torch.SymInt):
         return hint_of(leaf, _LEAST)
@@ -388,27 +390,27 @@ def _without_symbols(leaf: Any) -> Any:
     return _laid_out(spec, tuple(hint_of(size, _LEAST) for size in spec.shape), spec.dtype)
 
 
-def _with_size(leaf: Any, number: int, other: int) -> Any:
+def _with_size(leaf: object, number: int, other: int) -> object:
     if type(leaf) is TensorSpec:
         return _laid_out(leaf, tuple(other if size == number else size for size in leaf.shape), leaf.dtype)
     return other if type(leaf) is int and leaf == number else leaf
 
 
-def _with_dtype(leaf: Any, dtype: torch.dtype | None) -> Any:
+def _with_dtype(leaf: object, dtype: torch.dtype | None) -> object:
     if dtype is None:
         return leaf
     return _laid_out(leaf, leaf.shape, dtype) if type(leaf) is TensorSpec else dtype
 
 
-def _laid_out(like: TensorSpec, shape: Any, dtype: torch.dtype) -> TensorSpec:
-    strides: Any = contiguous_strides(shape)
+def _laid_out(like: TensorSpec, shape: Sequence[Size], dtype: torch.dtype) -> TensorSpec:
+    strides = contiguous_strides(tuple(shape))
     if len(shape) > 3 and _is_channels_last(like):
         inner = contiguous_strides((shape[0], *shape[2:], shape[1]))
         strides = (inner[0], 1, *inner[1:-1])
     return TensorSpec(tuple(shape), tuple(strides), dtype, like.device)
 
 
-def _tensor(leaf: Any, fill: int, place: int) -> Any:
+def _tensor(leaf: object, fill: int, place: int) -> object:
     """Of one number; square matrices of ones have twos on the diagonal, so that they have an inverse and a root, and a
     mask is true in as many places as `_some` says that data have."""
     if type(leaf) is not TensorSpec:

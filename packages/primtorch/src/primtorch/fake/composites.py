@@ -30,7 +30,7 @@ _libraries: list[torch.library.Library] = []  # a library takes back what it reg
 
 
 @once
-def symbolic_keys() -> Any:
+def symbolic_keys() -> torch._C.DispatchKeySet:
     """The dispatch keys that a fake over symbols bears beside those of its device."""
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
@@ -69,11 +69,11 @@ _EXACT: Final = 2**10
 """A factor that is a fraction with so small a denominator times any size is an exact float64."""
 
 
-def _resampling(resample: Any) -> Callable[..., torch.Tensor]:
+def _resampling(resample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The overload of a resampling with a size or factors, by the one with a size and a factor for each dim."""
 
     def program(
-        x: torch.Tensor, size: Sequence[Size] | None, *rest: bool | Sequence[float] | None, **named: Any
+        x: torch.Tensor, size: Sequence[Size] | None, *rest: bool | Sequence[float] | None, **named: object
     ) -> torch.Tensor:
         *align, factors = (*rest, *(named.pop(name) for name in ("align_corners", "scale_factors") if name in named))
         if (size is None) == (factors is None):
@@ -146,7 +146,7 @@ def lstm(*args: Any, **kwargs: Any) -> object:
         return torch.lstm(*args, **kwargs)
 
 
-def _interpolate(x: torch.Tensor, size: Size | Sequence[Size] | None = None, *rest: Any, **named: Any) -> object:
+def _interpolate(x: torch.Tensor, size: Size | Sequence[Size] | None = None, *rest: object, **named: object) -> object:
     """`interpolate` to sizes that are symbols, also of a tensor that has none and bears no key for them."""
     sizes = size if isinstance(size, Sequence) else (size,)
     if not symbolic_keys() or not any(isinstance(one, torch.SymInt) for one in sizes):

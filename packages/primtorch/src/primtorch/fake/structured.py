@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
@@ -48,7 +46,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         if symbolic is not None and any(map(_has_symbols, leaves)):
             return symbolic(*args, **kwargs)
         device: torch.device | None = None
-        converted: list[Any] = []
+        converted: list[object] = []
         for leaf in leaves:
             if not isinstance(leaf, TENSORS):
                 if _has_symbols(leaf):
@@ -65,7 +63,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         place = device or torch.device("cpu")
         given = {id(c): leaf for c, leaf in zip(converted, leaves, strict=True) if isinstance(c, torch.Tensor)}
 
-        def described(value: object) -> Any:
+        def described(value: object) -> object:
             if not isinstance(value, torch.Tensor):
                 return value
             if id(value) in given:

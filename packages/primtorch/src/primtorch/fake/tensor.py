@@ -152,7 +152,7 @@ class FakeTensor(torch.Tensor):
             raise FakeTensorError(f"{self!r} has symbolic sizes and cannot be pickled: they belong to a live ShapeEnv")
         return _unpickle, (spec, self.requires_grad)
 
-    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+    def new(self, *args: object, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """`Tensor.new`, which would read the sizes of a tensor as numbers."""
         return torch.Tensor.new(self._without_sizes(), *args, **kwargs)  # type: ignore[attr-defined,no-any-return]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -86,7 +85,7 @@ def _view_copy(name: str, overload: str) -> Formula | None:
         return None
     found = viewed.formula
 
-    def copied(*args: object, **kwargs: object) -> Any:
+    def copied(*args: object, **kwargs: object) -> object:
         result = found(*args, **kwargs)
         return (
             contiguous(result, result.shape)

@@ -65,7 +65,7 @@ class _Materializer:
         self.env = env
         self.cache = _made.setdefault(graph, {})
 
-    def symbol(self, name: str) -> Any:
+    def symbol(self, name: str) -> object:
         """A symbol's node; a derived one is computed where it has none."""
         definition = self.env.definitions.get(name)
         if name in self.symbol_nodes or definition is None:

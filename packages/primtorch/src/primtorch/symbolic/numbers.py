@@ -147,7 +147,7 @@ def function(fn: object, args: tuple[object, ...]) -> object:
     return _call(name, args[0]) if name is not None and len(args) == 1 else None
 
 
-def _call(name: str, a: object) -> Any:
+def _call(name: str, a: object) -> object:
     env = _env_of(a, a)
     expr = _expr(a, env)
     try:
@@ -180,7 +180,7 @@ def _absolute(a: Any) -> object:
 def _extreme(largest: bool) -> Callable[[object, object], object]:
     """`min` or `max` of two numbers of one type; of two types the result's type depends on the values."""
 
-    def rule(a: object, b: object) -> Any:
+    def rule(a: object, b: object) -> object:
         env = _env_of(a, b)
         left, right = _expr(a, env), _expr(b, env)
         if isinstance(left, IntExpr) and isinstance(right, IntExpr) and bool not in (type(a), type(b)):

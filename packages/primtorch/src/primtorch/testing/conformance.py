@@ -47,7 +47,7 @@ class Report:
         return "\n".join([*lines, *(f"wrong: {name}: {why}" for name, why in self.wrong)])
 
 
-def _mapped(function: Callable[[torch.Tensor], object], value: object) -> Any:
+def _mapped(function: Callable[[torch.Tensor], object], value: object) -> object:
     if isinstance(value, torch.Tensor):
         return function(value)
     return type(value)(_mapped(function, v) for v in value) if isinstance(value, (tuple, list)) else value

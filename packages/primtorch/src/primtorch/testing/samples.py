@@ -41,7 +41,9 @@ class Case:
         return f"{self.prim.name}-{self.label}"
 
 
-def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, low: float = -2.0, high: float = 2.0) -> Any:
+def tensor(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, low: float = -2.0, high: float = 2.0
+) -> torch.Tensor:
     """Values in [low, high) from torch's generator; integers in [0, 6)."""
     if dtype is torch.bool:
         return torch.rand(shape) < 0.5
@@ -89,7 +91,7 @@ def _binary(prim: Prim) -> Iterator[tuple[str, Arguments]]:
             odd = odd % 3 + (1 if divides else 0)
         yield f"{_name(dtype)}-mixed", ((dense, odd), {})
         if dtype is not torch.bool:
-            number: Any = 2 if integral else 1.5
+            number = 2 if integral else 1.5
             yield f"{_name(dtype)}-number", ((dense, number), {})
 
 
@@ -156,7 +158,7 @@ def _scattered(reduce: str | None = None) -> Callable[[Prim], Iterator[tuple[str
                 if dim
                 else torch.stack([torch.randperm(5)[:3] for _ in range(3)], 1)
             )
-            arguments: tuple[Any, ...] = (tensor((5, 4)), dim, index, tensor((3, 3), low=0.5))
+            arguments: tuple[object, ...] = (tensor((5, 4)), dim, index, tensor((3, 3), low=0.5))
             if prim.name != "scatter_reduce":
                 yield str(dim), (arguments, {})
                 continue
@@ -341,7 +343,7 @@ def _accepts(prim: Prim, arguments: Arguments) -> bool:
     return True
 
 
-def _described(argument: object) -> Any:
+def _described(argument: object) -> object:
     if isinstance(argument, torch.Tensor):
         return TensorSpec.of(argument)
     return tuple(map(_described, argument)) if isinstance(argument, (tuple, list)) else argument

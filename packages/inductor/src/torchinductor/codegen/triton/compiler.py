@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from torchinductor.cache import DiskCache, turn
 from torchinductor.errors import BuildFailed
@@ -27,13 +27,24 @@ from .writer import TritonSource
 WORKER = Path(__file__).with_name("worker.py")
 
 
+class Record(TypedDict):
+    """What the worker says of a kernel: the function's name, warps, bytes of shared memory, how many parameters it has
+    beyond those of the source, and how many bytes of memory of its own one of them is to point to."""
+
+    name: str
+    warps: int
+    shared: int
+    scratch: int
+    scratch_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A compiled kernel: `record` is the worker's JSON."""
+    """A compiled kernel, and what the worker says of it."""
 
     key: str
     code: bytes
-    record: dict[str, Any]
+    record: Record
     hit: bool
 
 
@@ -54,7 +65,7 @@ class Server:
         self._slots = threading.BoundedSemaphore(parallel)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._waiting: dict[int, Future[dict[str, str]]] = {}
         self._count = 0
 
     def start(self) -> None:
@@ -95,10 +106,10 @@ class Server:
         for waiting in lost:
             waiting.set_result({"error": f"the compiling process ended with status {status}"})
 
-    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
+    def compile(self, request: Mapping[str, object]) -> dict[str, str]:
         """The reply; an "error" entry when the kernel did not compile."""
         with self._slots:
-            reply: Future[dict[str, Any]] = Future()
+            reply: Future[dict[str, str]] = Future()
             with self._lock:
                 process = self._started()
                 self._count += 1

@@ -14,15 +14,29 @@ import select
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 
-def compile_source(request: dict[str, Any]) -> None:
+class Request(TypedDict):
+    """What a line on stdin asks for, beside its `id`: see above."""
+
+    source: str
+    name: str
+    signature: Sequence[tuple[str, str]]
+    warps: int
+    stages: int
+    arch: int
+    asserts: bool
+    target: str
+
+
+def compile_source(request: Request) -> None:
     """Writes the binary and the record of a request. Raises whatever the compiler does."""
     spec = importlib.util.spec_from_file_location("generated_kernel", request["source"])
     assert spec is not None and spec.loader is not None
@@ -75,11 +89,22 @@ def warm(arch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "warm.py"
         source.write_text(WARM)
-        request = {"source": str(source), "name": "warm", "signature": [["p0", "*fp32"]], "warps": 1, "stages": 1}
-        compile_source({**request, "arch": arch, "asserts": False, "target": str(Path(folder) / "warm")})
+        target = str(Path(folder) / "warm")
+        compile_source(
+            {
+                "source": str(source),
+                "name": "warm",
+                "signature": [("p0", "*fp32")],
+                "warps": 1,
+                "stages": 1,
+                "arch": arch,
+                "asserts": False,
+                "target": target,
+            }
+        )
 
 
-def serve(request: dict[str, Any]) -> dict[str, Any]:
+def serve(request: Request) -> dict[str, str]:
     """Compiles; the reply is empty, or says what went wrong."""
     try:
         compile_source(request)
@@ -88,20 +113,20 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:1500], "trace": traceback.format_exc()[-1500:]}
 
 
-def reply(pipe: int, number: int, content: dict[str, Any]) -> None:
+def reply(pipe: int, number: int, content: dict[str, str]) -> None:
     """One line, short enough that the pipe keeps it whole beside other processes' lines."""
     line = json.dumps({"id": number, **content}, ensure_ascii=False).encode()[: select.PIPE_BUF - 1]
     os.write(pipe, line + b"\n")
 
 
-def fork(request: dict[str, Any], pipe: int) -> int:
+def fork(number: int, request: Request, pipe: int) -> int:
     """Starts serving a request; returns the process."""
     process = os.fork()
     if process:
         return process
     status = 1
     try:
-        reply(pipe, request["id"], serve(request))
+        reply(pipe, number, serve(request))
         status = 0
     finally:
         os._exit(status)
@@ -136,7 +161,8 @@ def main() -> None:
         *lines, text = (text + piece).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            running[fork(request, pipe)] = request["id"]
+            number = request.pop("id")
+            running[fork(number, request, pipe)] = number
 
 
 if __name__ == "__main__":
