@@ -106,7 +106,7 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
     if options.cache is None or options.dump is not None or options.verify or options.check_kernels:
         return None
     rows = signature(gm)
-    if not isinstance(rows, tuple) or torch._C._len_torch_function_stack() or _is_autocast():
+    if not isinstance(rows, tuple) or torch._C._len_torch_function_stack():
         return None
     devices: set[torch.device] = set()
     settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
@@ -143,10 +143,6 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
 def cache_key(content: str) -> str:
     """The key of a captured graph's compiled form in the folder that processes share."""
     return hashlib.sha256(f"{_stack()}\n{content}".encode()).hexdigest()[:40]
-
-
-def _is_autocast() -> bool:
-    return torch._C._is_any_autocast_enabled()
 
 
 def _is_own(device_type: str) -> bool:
