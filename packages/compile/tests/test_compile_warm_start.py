@@ -150,7 +150,9 @@ def sizes() -> None:
         torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("run", [inference, training, autocast, writes, random_numbers, sizes], ids=lambda run: run.__name__)
+@pytest.mark.parametrize(
+    "run", [inference, training, autocast, writes, random_numbers, sizes], ids=lambda run: run.__name__
+)
 def test_nothing_is_traced_or_lowered_again(run: Callable[[], None], cache: Path, work: Work) -> None:
     cold = work.of(run)
     assert min(cold) > 0 and work.of(run) == (0, 0)
