@@ -597,7 +597,7 @@ def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., obje
         code = started(code)
     state.show("compiled.py", str, emitted.text)
     sources = [item.source for item in emitted.inputs if item.source is not None]
-    tree = GuardTree(emitted.guards, sources, function, pinned)
+    tree = emitted.tree or GuardTree(emitted.guards, sources, function, pinned)
     made = (emitted.guards, emitted.graph, emitted.text, graph_break, pinned, emitted.programs)
     return Entry(tree, code, Compiled(*made, known=frozenset(state.changed)))
 

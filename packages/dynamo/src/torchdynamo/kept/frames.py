@@ -361,7 +361,7 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     return Emitted(
         guards, held, graph, [GraphInput(*pair) for pair in zip(inputs, sources, strict=True)], kept.text, kept.module,
         None, tuple(kept.written), tuple(states[name] for name in kept.states), False,
-        tuple((module, finder.code(place, way)) for module, place, way in kept.codes),
+        tuple((module, finder.code(place, way)) for module, place, way in kept.codes), tree,
     )  # fmt: skip
 
 
