@@ -26,7 +26,7 @@ from torchvision_import import import_torchvision  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TORCHCOMPILE_CHECK_KERNELS", "1")
+os.environ.setdefault("TORCHCOMPILE_CHECK_KERNELS", "0" if "TEST_CACHE" in os.environ else "1")  # which keeps nothing
 
 SIZES: dict[str, int] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 32,
@@ -110,14 +110,15 @@ def transformer(name: str) -> SmallModel:
 def fresh_stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """Every test starts with nothing compiled; kernels are shared through one cache folder of the run.
+    """Every test starts with nothing compiled; kernels are shared through one cache folder of the run, or of several
+    runs where TEST_CACHE names it: a second one is then made of warm processes, and is held to the same.
 
     At its end nothing may have run eagerly, twice or differently but for the kinds of the ledger that the test, or its
     module, is marked to expect: `expected_eager(*kinds)`, where `...` stands for all.
     """
     import torchcompile
 
-    cache = tmp_path_factory.getbasetemp() / "kernel_cache"
+    cache = Path(os.environ.get("TEST_CACHE") or tmp_path_factory.getbasetemp() / "kernel_cache")
     monkeypatch.setenv("TORCHCOMPILE_CACHE", str(cache))
     torchcompile.reset()
     yield cache

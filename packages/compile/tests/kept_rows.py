@@ -467,6 +467,15 @@ ROWS: dict[str, Row] = {
         "def program(x): return x @ x\ndef make(): return program, (torch.ones(3, 3),)",
         before="torch.autocast('cpu', dtype=torch.bfloat16).__enter__()",
     ),
+    "another dtype of autocast": Row(
+        "casts = torch.autocast('cpu', dtype=torch.bfloat16)\ncasts.__enter__()\n"
+        "def program(x): return x @ x / 3\ndef make(): return program, (torch.full((3, 3), 0.3),)",
+        ("torch.bfloat16", "torch.float16"),
+    ),
+    "autocast without its cache": Row(
+        "torch.set_autocast_cache_enabled(True)\ndef program(x): return x * torch.is_autocast_cache_enabled()",
+        ("(True)", "(False)"),
+    ),
     "deterministic algorithms": Row(
         "def program(x): return x * (2 if torch.are_deterministic_algorithms_enabled() else 3)",
         before="torch.use_deterministic_algorithms(True)",

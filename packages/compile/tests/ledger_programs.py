@@ -67,7 +67,6 @@ ELSEWHERE = {
     "backward_not_cut": "packages/aotautograd/tests/test_aotautograd_stages.py",
     "distributed": "packages/compile/tests/test_compile_distributed.py",
     "not_in_artifact": "packages/compile/tests/test_compile_artifacts.py",
-    "traced_late": "packages/compile/tests/test_compile_warm_start.py",
     "eager_is_faster": "packages/compile/tests/test_compile_never_slower.py",
     "not_verified": "packages/compile/tests/test_compile_faults.py",
     "piece_mended": "packages/compile/tests/test_compile_mixture.py",

@@ -100,7 +100,7 @@ def other(fact: str) -> Callable[[dict[str, bytes]], None]:
 
     def change(held: dict[str, bytes]) -> None:
         manifest = json.loads(held["manifest.json"])
-        facts = manifest["record"][2]["tuple"]
+        facts = manifest["record"][2]
         for row in facts:
             if row["record"][1] == fact:
                 row["record"][2] = "another one"

@@ -126,8 +126,8 @@ def test_a_file_of_another_gpu_is_refused_by_name(
         content: dict[str, Any] = {name: held.read(name) for name in held.namelist()}
     manifest = json.loads(content["manifest.json"])
     others = TritonBackend.facts(TritonBackend(90)) | {"GPU": gpu}
-    manifest["record"][2]["tuple"] += [{"record": ["Fact", name, value]} for name, value in others.items()]
-    manifest["record"][7] = {"tuple": ["cuda"]}
+    manifest["record"][2] += [{"record": ["Fact", name, value]} for name, value in others.items()]
+    manifest["record"][7] = ["cuda"]
     content["manifest.json"] = json.dumps(manifest)
     with zipfile.ZipFile(file, "w") as out:
         for name, text in content.items():

@@ -40,11 +40,18 @@ class Record:
     held: object = ()
 
 
+@dataclass(frozen=True)
+class Several:
+    sizes: tuple[object, ...]
+    name: str = ""
+    rest: tuple[int, ...] | None = None
+
+
 class Stranger:
     pass
 
 
-RECORDS = Records((Record, Kind))
+RECORDS = Records((Record, Several, Kind))
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"))
 
 
@@ -54,6 +61,7 @@ SPEC = TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"))
         None, True, 3, -0.0, 0.1, float("inf"), "a\n\"b", (), (1, (2.0, [None])), [1, {"a": (2,)}], frozenset({1, 2}),
         torch.bfloat16, torch.strided, torch.channels_last, torch.device("cuda:1"), torch.ops.aten.add.Tensor,
         torch.ops.aten.relu.default, Kind.FIRST, Record("r", (Record("s"), Kind.FIRST)), SPEC, {"tuple": 1}, {1: {}},
+        Several((1, (2, [3]), Several((), "s")), "r", (4,)), Several(({"tuple": (1,)},)), Several(()), Several((), "", None),
     ],
     ids=repr,
 )  # fmt: skip
@@ -73,8 +81,9 @@ def test_read_is_written(value: Any) -> None:
         torch.ops.prims.sin.default,
         1j,
         print,
+        Several([1]),  # type: ignore[arg-type]
     ],
-    ids=["object", "record of an object", "tensor", "nan", "function", "operator", "complex", "builtin"],
+    ids=["object", "record of an object", "tensor", "nan", "function", "operator", "complex", "builtin", "a list"],
 )
 def test_what_has_no_form(value: object) -> None:
     with pytest.raises(NotAsText):

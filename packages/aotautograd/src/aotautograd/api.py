@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from torch.utils import _pytree as pytree
 from aotautograd.assumptions import holds
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants, TracedOtherwise
-from aotautograd.events import tell_traced
 from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
@@ -63,6 +63,8 @@ from primtorch.withheld import COLLECTOR
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
+
+_log = logging.getLogger("aotautograd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
     def behind(what: str) -> Behind:
         with lock:
             if not traced:
-                tell_traced(what)
+                _log.debug("a program that was found compiled is traced for %s", what)  # elsewhere it is before
                 # In a thread of its own: in this one autograd's engine runs, which is what a trace tells the forward
                 # from the backward by.
                 with ThreadPoolExecutor(1) as apart:

@@ -22,15 +22,7 @@ MADE_FOR_OTHER_SIZES = Kind(
     Effect.RECOMPILE,
 )
 
-TRACED_LATE = Kind(
-    "traced_late",
-    "a program that another process had compiled was traced all the same, when its backward was called: it asked for"
-    " more than was kept (a derivative of the backward, gradients of some results alone)",
-    "nothing: what is made now is kept where it can be; a derivative of the backward is compiled in each process",
-    Effect.RECOMPILE,
-)
-
-KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES, TRACED_LATE)
+KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES)
 
 
 def tell_not_cut(reason: str) -> None:
@@ -41,8 +33,3 @@ def tell_not_cut(reason: str) -> None:
 def tell_other_sizes(what: str, broken: str) -> None:
     """Tells of something that is made once more; `broken`: the guard that does not hold."""
     LEDGER.add(Event(MADE_FOR_OTHER_SIZES, what, f"it was made for {broken}" if broken else "its sizes are others"))
-
-
-def tell_traced(what: str) -> None:
-    """Tells of a kept program that is traced after all; `what` asked for it."""
-    LEDGER.add(Event(TRACED_LATE, what, "it was found compiled, without this"))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._pytree import tree_leaves
 
 from aotautograd.schemas import (
@@ -71,8 +72,8 @@ def partition_of(outline: Outline, env: ShapeEnv | None) -> Partition:
         _placeholder(backward, name, value, env)
     backward.output(())
     return Partition(
-        fx.GraphModule({}, forward),
-        fx.GraphModule({}, backward),
+        _LazyGraphModule({}, forward),  # nobody runs them
+        _LazyGraphModule({}, backward),
         len(outline.saved),
         outline.symbols,
         SavedReport(len(outline.saved), outline.symbols, 0, 0, 0),

@@ -158,6 +158,7 @@ class Job:
     Attributes:
         stages: of its backward: groups of inputs whose gradients are wanted one after the other.
         title: its name in the report.
+        rows: its signature, where it is known.
     """
 
     toolchain: Toolchain
@@ -165,6 +166,7 @@ class Job:
     stages: Stages
     title: str
     dump: Dump | None
+    rows: Hashable | None = None
 
 
 Compile = Callable[[Job, Inputs], Runner]
@@ -295,7 +297,7 @@ def compiled_once(
         runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
         if runner is None:
             asked = facts(gm)
-            runner = compile_graph(Job(toolchain, gm, stages, *start()), inputs)
+            runner = compile_graph(Job(toolchain, gm, stages, *start(), key), inputs)
             if toolchain.options.never_slower and len(stages) < 2 and runner != gm.forward:
                 runner = _timed(toolchain, gm, runner, start()[0])
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
@@ -404,7 +406,7 @@ class _Kernels:
     def of(cls, job: Job, inputs: Inputs) -> Runner:
         """The graph compiled, and kept for `torchcompile.save` and other processes."""
         toolchain, kernels = job.toolchain, cls(job)
-        kept = Kept(job.title, key_of(job.gm, toolchain.options) if len(job.stages) < 2 else None)
+        kept = Kept(job.title, key_of(job.gm, job.rows, toolchain.options) if len(job.stages) < 2 else None)
         shelf = kernels.shelf(kept)
         with toolchain.progress.working(job.title) as watch:
             watch("trace", 0, 0)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -38,10 +38,11 @@ from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from primtorch.withheld import COLLECTOR
 from torchcompile.journal import Kind
 from torchcompile.options import CompileOptions
-from torchcompile.signature import facts, signature
+from torchcompile.signature import facts
 from torchcompile.store import Store
 from torchdynamo.errors import NotExportable
 from torchdynamo.exported.targets import name_of
+from torchdynamo.guards.global_state import global_state
 from torchinductor import (
     Binaries,
     CompiledGraph,
@@ -55,8 +56,9 @@ from torchinductor import (
 )
 from torchinductor.codegen.cpp.build import cpu_flags
 from torchinductor.codegen.triton.writer import TritonSource
+from torchinductor.schemas import Memory
 
-FORMAT = 2
+FORMAT = 3
 _OUTLINE = "outline"
 MOST_CASES = 4  # of one graph: sizes that a compilation told apart
 
@@ -80,7 +82,7 @@ _RECORDS = Records(
         program.ReadScalar, program.Require, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
-        schemas.SymbolSource, KeptOutline, *SYMBOLIC,
+        schemas.SymbolSource, KeptOutline, Memory, *SYMBOLIC,
     ),
     codecs=CODECS,
 )  # fmt: skip
@@ -103,18 +105,20 @@ _ELSEWHERE = frozenset(
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
 
-def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
+def key_of(gm: fx.GraphModule, rows: Hashable | None, options: CompileOptions) -> str | None:
     """What a captured graph is, whichever process and machine captures it; None where its compiled form is not kept: it
-    holds objects or functions of the program's own, or every stage is asked to run."""
+    holds objects or functions of the program's own, or every stage is asked to run.
+
+    rows: its signature.
+    """
     if options.cache is None or options.dump is not None or options.verify or options.check_kernels:
         return None
-    rows = signature(gm)
-    if not isinstance(rows, tuple) or torch._C._len_torch_function_stack() or _is_autocast():
+    if not isinstance(rows, tuple) or torch._C._len_torch_function_stack():
         return None
     devices: set[torch.device] = set()
     settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
     known = facts(gm)
-    text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(rows[0]), repr(known)]
+    text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(global_state()), repr(known)]
     text.append(str(torch.are_deterministic_algorithms_enabled()))
     for node in gm.graph.nodes:
         value = node.meta.get("val")
@@ -146,10 +150,6 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
 def cache_key(content: str) -> str:
     """The key of a captured graph's compiled form in the folder that processes share."""
     return hashlib.sha256(f"{_stack()}\n{content}".encode()).hexdigest()[:40]
-
-
-def _is_autocast() -> bool:
-    return torch._C._is_any_autocast_enabled()
 
 
 def _is_own(device_type: str) -> bool:

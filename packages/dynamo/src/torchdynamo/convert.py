@@ -48,7 +48,7 @@ from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
 from torchdynamo.events import LOOPED_BATCH, NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
-from torchdynamo.function import Compiled, Frames, Function
+from torchdynamo.function import CallFrames, Compiled, Frames, Function
 from torchdynamo.graph.derivatives import first_leaf_behind
 from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
@@ -129,9 +129,10 @@ def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
     opened: list[Capture] = []
     forget_ended_code()
     try:
-        entry: Entry | Marker | None = _found(state, flat) or _AGAIN
+        frames = _frames(state, flat)
+        entry: Entry | Marker | None = _found(state, frames) or _AGAIN
         while isinstance(entry, Marker):
-            entry = _convert(state, flat, opened)
+            entry = _convert(state, flat, frames, opened)
         return entry
     except OwnFault as fault:
         state.fault(fault.error)
@@ -141,19 +142,21 @@ def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
             capture.release()
 
 
-def _frames(state: Function) -> Frames | None:
-    """Where the back end keeps frames for other processes, if it does."""
+def _frames(state: Function, flat: tuple[object, ...]) -> CallFrames | None:
+    """Where the back end keeps frames of such calls for other processes, if it does."""
     frames: Frames | None = getattr(state.backend, "frames", None)
-    return frames
+    if frames is None:
+        return None
+    with _own_faults(state):
+        return frames.of_call(state, flat)
 
 
-def _found(state: Function, flat: tuple[object, ...]) -> Entry | None:
+def _found(state: Function, frames: CallFrames | None) -> Entry | None:
     """An entry of a frame that another process captured: everything that it read is the same here."""
-    frames = _frames(state)
     if frames is None:
         return None
     with _own_faults(state):  # guards are asked as at every call
-        emitted = frames.find(state, flat)
+        emitted = frames.find()
     if emitted is None:
         return None
     try:
@@ -165,9 +168,11 @@ def _found(state: Function, flat: tuple[object, ...]) -> Entry | None:
         return _entry(state, emitted, compiled_graph)
 
 
-def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -> Entry | Marker | None:
+def _convert(
+    state: Function, flat: tuple[object, ...], frames: CallFrames | None, opened: list[Capture]
+) -> Entry | Marker | None:
     """The stages, each with what it may end in before the next."""
-    ambient, frames, text, told = global_state(), _frames(state), None, state.stats.ledger.events
+    ambient, text, told = global_state(), None, state.stats.ledger.events
     with _own_faults(state), _without_classes():
         state.show("bytecode.txt", bytecode_text, state.function.__code__)
         generated = _capture_and_generate(state, flat, ambient, opened)
@@ -192,7 +197,7 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
         for operator, where in outside.recorder.looped.items():
             state.stats.ledger.add(Event(LOOPED_BATCH, state.function.__qualname__, operator, where))
         if frames is not None and state.stats.ledger.events == told:  # what was told is to be told again
-            text = frames.written(state, flat, emitted, outside)
+            text = frames.written(emitted, outside)
     try:
         compiled_graph = _call_backend(state, emitted) if finished.graph is not None else None
     except DataDependent as error:
@@ -206,7 +211,7 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
         if finished.graph is not None:  # what the back end took for granted of numbers
             emitted = replace(emitted, guards=emitted.guards + shape_guards(outside, finished.asked))
         if frames is not None and text is not None and state.stats.ledger.events == told:
-            frames.keep(state, flat, text)
+            frames.keep(text)
         return _entry(state, emitted, compiled_graph)
 
 
@@ -592,7 +597,7 @@ def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., obje
         code = started(code)
     state.show("compiled.py", str, emitted.text)
     sources = [item.source for item in emitted.inputs if item.source is not None]
-    tree = GuardTree(emitted.guards, sources, function, pinned)
+    tree = emitted.tree or GuardTree(emitted.guards, sources, function, pinned)
     made = (emitted.guards, emitted.graph, emitted.text, graph_break, pinned, emitted.programs)
     return Entry(tree, code, Compiled(*made, known=frozenset(state.changed)))
 

@@ -62,17 +62,24 @@ from torchdynamo.watchers import other_compiler_off, watcher
 _log = logging.getLogger("torchdynamo")
 
 
+class CallFrames(Protocol):
+    """The frames that are kept of calls that look like one."""
+
+    def find(self) -> Emitted | None:
+        """What another process captured of such a call, where it holds here."""
+
+    def written(self, emitted: Emitted, outside: Outside) -> str | None:
+        """A captured frame as text, where it has such a form."""
+
+    def keep(self, text: str) -> None:
+        """Keeps a frame's text."""
+
+
 class Frames(Protocol):
     """Where frames are kept for other processes: what a back end has as its `frames`."""
 
-    def find(self, state: Function, flat: Sequence[object]) -> Emitted | None:
-        """What another process captured of such a call, where it holds here."""
-
-    def written(self, state: Function, flat: Sequence[object], emitted: Emitted, outside: Outside) -> str | None:
-        """A captured frame as text, where it has such a form."""
-
-    def keep(self, state: Function, flat: Sequence[object], text: str) -> None:
-        """Keeps a frame's text."""
+    def of_call(self, state: Function, flat: Sequence[object]) -> CallFrames | None:
+        """Those of calls that look like this one; None where none are kept of it."""
 
 
 # Runs one call: with its arguments, and the first time the error that capture ended in.

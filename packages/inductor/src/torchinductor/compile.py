@@ -41,7 +41,7 @@ from torchinductor.program import Launcher, Program, Run, Value
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
-from torchinductor.schemas import GraphStats, InductorOptions
+from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
 
 Dump = Callable[[str, str], None]
 Watch = Callable[[str, int, int], None]
@@ -110,7 +110,7 @@ class KeptGraph:
     """A compiled graph without what belongs to a process: its program, and the kernels as source, by device type.
 
     Attributes:
-        sizes: of its symbols, in the example that it was compiled with.
+        memory: of a call with the sizes that it was compiled with.
     """
 
     program: Program  # without kernels and constants
@@ -119,7 +119,7 @@ class KeptGraph:
     nodes: int
     kernels: int
     aten_calls: int
-    sizes: tuple[tuple[str, int], ...] = ()
+    memory: Memory = NO_MEMORY
 
 
 def compile_graph(
@@ -183,8 +183,7 @@ def compile_graph(
     constants = _kept_constants(program)
     kept = None
     if constants is not None:
-        sizes = tuple(sorted(origins.sizes.items()))
-        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, sizes)
+        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, stats.memory)
     return CompiledGraph(program, stats, files, run, consume, kept)
 
 
@@ -212,8 +211,8 @@ def load_graph(
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
-    memory = memory_of(program, dict(kept.sizes))
-    stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
+    counts = kept.nodes, kept.kernels, kept.aten_calls
+    stats = GraphStats(*counts, clock.seconds, hits, misses, kept.memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, kept)
 
 

@@ -162,7 +162,7 @@ class _Encoder:
         return True, self.values[size]
 
     def _sizes(self, sizes: Iterable[Size]) -> list[tuple[bool, int]]:
-        return [self._size(s) for s in sizes]
+        return [(False, s) if type(s) is int else self._size(s) for s in sizes]
 
     def _refreshed(self, symbol: str) -> list[int]:
         """The values that can be computed now that `symbol` is known too."""
@@ -282,12 +282,14 @@ def _python_call(
     return run
 
 
-def _leaves(value: object) -> Iterable[object]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+def _leaves(value: object) -> list[object]:
+    """What is in tuples and lists, in order."""
+    if not isinstance(value, (tuple, list)):
+        return [value]
+    found: list[object] = []
+    for item in value:
+        found += _leaves(item) if isinstance(item, (tuple, list)) else (item,)
+    return found
 
 
 def _slots(value: object) -> Iterable[int]:

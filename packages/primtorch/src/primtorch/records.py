@@ -55,6 +55,7 @@ class Records:
         self, classes: Collection[type], namespaces: Collection[str] = ("aten",), codecs: Collection[Codec] = ()
     ) -> None:
         self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
+        self._tuples = {name: _tuple_fields(kind) for name, kind in self._classes.items()}
         self._codecs = {codec.kind.__name__: codec for codec in codecs}
         self._namespaces = frozenset(namespaces)
 
@@ -110,7 +111,11 @@ class Records:
         if isinstance(value, enum.Enum):
             return {"member": [kind.__name__, value.name]}
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        return {"record": [kind.__name__, *(self._write(getattr(value, field.name)) for field in fields)]}
+        written = [self._write(getattr(value, field.name)) for field in fields]
+        for place in self._tuples[kind.__name__]:
+            if type(written[place]) is dict and "tuple" in written[place]:
+                written[place] = written[place]["tuple"]
+        return {"record": [kind.__name__, *written]}
 
     def _made(self, written: dict[str, Json]) -> object:
         """What one object of JSON stands for; those within it are made already."""
@@ -119,11 +124,16 @@ class Records:
 
     def _record(self, held: Json) -> object:
         name, *values = held
+        kind = self._classes.get(name)
+        if kind is not None:
+            for place in self._tuples[name]:
+                if type(values[place]) is list:
+                    values[place] = tuple(values[place])
+            return kind(*values)
         codec = self._codecs.get(name)
-        made = codec.made if codec is not None else self._classes.get(name)
-        if made is None:
+        if codec is None:
             raise NotARecord(f"the record {name}, which is not known here")
-        return made(*values)
+        return codec.made(*values)
 
     def _operator(self, held: Json) -> object:
         namespace, name, overload = held.split(".")
@@ -154,3 +164,10 @@ class Records:
             for kind, form in _CONSTANTS.items()
         },
     }
+
+
+def _tuple_fields(kind: type) -> tuple[int, ...]:
+    """The places of the fields that are tuples by their declarations: those are written as lists, without a form."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    return tuple(i for i, field in enumerate(dataclasses.fields(kind)) if str(field.type).startswith("tuple["))

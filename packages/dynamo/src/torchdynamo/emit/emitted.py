@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from primtorch.ambient import Ambient
+from torchdynamo._C import GuardTree
 from torchdynamo.emit.graph_inputs import GraphInput
 from torchdynamo.schemas import GraphBreak, Guard
 
@@ -26,6 +27,7 @@ class Emitted:
         states: what the graph switches.
         communicates: whether it holds collectives.
         programs: the program's code that this stands for, with its module.
+        tree: of the guards, where they were asked already.
     """
 
     guards: tuple[Guard, ...]
@@ -39,3 +41,4 @@ class Emitted:
     states: tuple[Ambient, ...]
     communicates: bool
     programs: tuple[tuple[str, types.CodeType], ...]
+    tree: GuardTree | None = None

@@ -30,6 +30,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.graph_inputs import GraphInput, takes_floats
 from torchdynamo.function import Function
+from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.kept import graphs
 from torchdynamo.kept.contents import Contents, NotKept, code_digest
@@ -110,17 +111,30 @@ class KeptFrames:
     def __init__(self, texts: Texts) -> None:
         self.texts = texts
 
-    # -- finding ----------------------------------------------------------------------------
+    def of_call(self, state: Function, flat: Sequence[object]) -> KeptCall | None:
+        """The frames of calls that look like this one, before it is captured; None where none are kept of it."""
+        return KeptCall(self.texts, state, flat, _key(state, flat)) if _is_plain_call(state) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptCall:
+    """The frames of calls that look like one: kind, sizes and plain values of what is handed in.
+
+    Attributes:
+        key: says how the call looks.
+    """
+
+    texts: Texts
+    state: Function
+    flat: Sequence[object]
+    key: str
 
     @COLLECTOR.off()
-    def find(self, state: Function, flat: Sequence[object]) -> Emitted | None:
+    def find(self) -> Emitted | None:
         """What another process captured of such a call, where all that it read is the same here."""
-        key = _key(state, flat)
-        if key is None:
-            return None
-        contents = Contents()
+        contents, function = Contents(), self.state.function
         for place in range(MOST_FRAMES):
-            name = f"{key}.frame_{place}"
+            name = f"{self.key}.frame_{place}"
             text = self.texts.find(name)
             if text is None:
                 return None
@@ -133,33 +147,30 @@ class KeptFrames:
                 self.texts.refuse(name, "it is no frame")
                 continue
             try:
-                return _made(kept, state.function, flat, contents)
+                return _made(kept, function, self.flat, contents)
             except Exception as error:  # names that lead nowhere here, attributes that are gone
                 pass_on_interrupt(error)
-                _log.debug("a kept frame of %s does not fit: %s", state.function.__qualname__, error)
+                _log.debug("a kept frame of %s does not fit: %s", function.__qualname__, error)
         return None
 
-    # -- keeping ----------------------------------------------------------------------------
-
     @COLLECTOR.off()
-    def written(self, state: Function, flat: Sequence[object], emitted: Emitted, outside: Outside) -> str | None:
-        """A captured frame as text; None where it means something in this process alone."""
-        if _key(state, flat) is None:
+    def written(self, emitted: Emitted, outside: Outside) -> str | None:
+        """A captured frame as text; None where it means something in this process alone, or for what captures of the
+        call have taught."""
+        function = self.state.function
+        if not _is_plain_call(self.state):
             return None
         try:
-            return _RECORDS.text(_written(state.function, emitted, outside))
+            return _RECORDS.text(_written(function, emitted, outside))
         except (NotKept, NotAsText) as error:
-            _log.debug("the frame of %s is not kept: %s", state.function.__qualname__, error)
+            _log.debug("the frame of %s is not kept: %s", function.__qualname__, error)
             return None
 
-    def keep(self, state: Function, flat: Sequence[object], text: str) -> None:
+    def keep(self, text: str) -> None:
         """Keeps a frame's text beside the others of its key, or in the place of one."""
-        key = _key(state, flat)
-        if key is None:
-            return
-        free = (place for place in range(MOST_FRAMES) if self.texts.find(f"{key}.frame_{place}") in (None, text))
-        place = next(free, int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % MOST_FRAMES)
-        self.texts.keep(f"{key}.frame_{place}", text)
+        names = [f"{self.key}.frame_{place}" for place in range(MOST_FRAMES)]
+        free = (name for name in names if self.texts.find(name) in (None, text))
+        self.texts.keep(next(free, names[int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % MOST_FRAMES]), text)
 
 
 # -- which calls -------------------------------------------------------------------------------
@@ -169,22 +180,19 @@ def _is_plain_call(state: Function) -> bool:
     """Whether nothing but the program and its arguments has a say in how the call is captured."""
     learnt = (state.changed, state.fixed, state.shared, state.unread, state.plain_texts, state.read_lengths)
     switched = state.breaks_at_data or state.asks_data or state.guards_floats or state.lazy
-    ambient = torch._C._len_torch_function_stack() or torch._C._is_any_autocast_enabled()
     talks = dist.is_available() and dist.is_initialized()
     marked = marks_objects() or region().errors is not None
-    return not (any(learnt) or switched or ambient or talks or marked) and origin_of(state.function) is None
+    modes = torch._C._len_torch_function_stack()
+    return not (any(learnt) or switched or modes or talks or marked) and origin_of(state.function) is None
 
 
-def _key(state: Function, flat: Sequence[object]) -> str | None:
-    """What a call looks like, cheaply: a frame that is found under it is held to all the rest. None for a call that no
-    frame is kept of."""
-    if not _is_plain_call(state):
-        return None
+def _key(state: Function, flat: Sequence[object]) -> str:
+    """What a call looks like, cheaply: a frame that is found under it is held to all the rest."""
     function = state.function
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
     parts = (
         FORMAT, function.__module__, function.__qualname__, code_digest(function.__code__), state.options,
-        takes_floats(state.backend), torch.is_grad_enabled(), torch.get_num_threads(),
+        takes_floats(state.backend), global_state(), torch.get_num_threads(),
         [_looks(value, 0) for value in (*flat, *cells)],
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
@@ -353,7 +361,7 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
     return Emitted(
         guards, held, graph, [GraphInput(*pair) for pair in zip(inputs, sources, strict=True)], kept.text, kept.module,
         None, tuple(kept.written), tuple(states[name] for name in kept.states), False,
-        tuple((module, finder.code(place, way)) for module, place, way in kept.codes),
+        tuple((module, finder.code(place, way)) for module, place, way in kept.codes), tree,
     )  # fmt: skip
 
 
