@@ -9,6 +9,7 @@ from pathlib import Path
 import collective_programs
 import distributed_programs
 import failing_ranks
+import interrupted_shards
 import parallel_programs
 import pytest
 import replica_programs
@@ -115,6 +116,22 @@ def test_shards(pair: Processes, name: str) -> None:
         # The hooks of the units, which gather parameters; there they are around it. Parallel modules need no break.
         within = name != "flat_blocks" and "parallel" not in name
         assert ("distributed" in events) == within
+
+
+_QUICK = ("plain", "reset")
+
+
+@pytest.mark.parametrize("failure", interrupted_shards.FAILURES)
+@pytest.mark.parametrize(
+    "setting", [s if s in _QUICK else pytest.param(s, marks=pytest.mark.slow) for s in interrupted_shards.SETTINGS]
+)
+def test_shards_whose_steps_are_interrupted(pair: Processes, setting: str, failure: str) -> None:
+    backend = "inductor" if setting == "plain" else "aot_eager"
+    for wrap, place in (
+        (("whole", 2), ("blocks", 0)) if setting in _QUICK else itertools.product(("whole", "blocks"), (0, 2))
+    ):
+        for raised in pair.run(interrupted_shards.as_eager, wrap, setting, failure, place, backend):
+            assert len(raised) >= 2
 
 
 @pytest.mark.parametrize("sharded", [False, True])
