@@ -10,6 +10,7 @@ import collective_programs
 import distributed_programs
 import failing_ranks
 import interrupted_shards
+import mesh_programs
 import parallel_programs
 import pytest
 import replica_programs
@@ -107,6 +108,9 @@ def test_four_processes() -> None:
         for name in ("by_tensor", "by_sequence"):
             processes.run(parallel_programs.trains_as_eager, name, "inductor")
         processes.run(parallel_programs.uneven, "aot_eager")
+        for name, wrap in itertools.product(parallel_programs.MODELS, ("whole", "blocks")):
+            for counts in processes.run(mesh_programs.in_two_ways, name, wrap, "inductor"):
+                assert counts.keys() <= {"captured", "distributed", "library_code", "recompiled", "traced_late"}
 
 
 @pytest.mark.parametrize("name", sharded_programs.CASES)
@@ -231,6 +235,12 @@ def test_layouts_by_hand(pair: Processes, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_layouts_in_parts_of_other_sizes(pair: Processes, backend: str) -> None:
     pair.run(parallel_programs.uneven, backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", mesh_programs.PROGRAMS)
+def test_each_call_is_answered_by_the_mesh_that_it_is_given(pair: Processes, name: str, backend: str) -> None:
+    pair.run(mesh_programs.PROGRAMS[name], backend)
 
 
 def test_the_graph_of_a_parallel_module_holds_its_collectives(pair: Processes) -> None:
