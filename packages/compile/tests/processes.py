@@ -57,7 +57,7 @@ class Processes:
         try:
             for _, connection in self._running:
                 connection.send((program, args))
-            return self._answers(time.monotonic() + timeout, f"{program.__name__}{args}")
+            return self._answers(time.monotonic() + timeout, f"{getattr(program, '__name__', program)}{args}")
         except BaseException:
             self._end()
             raise

@@ -9,6 +9,8 @@ from pathlib import Path
 import collective_programs
 import distributed_programs
 import failing_ranks
+import interrupted_shards
+import mesh_programs
 import parallel_programs
 import pytest
 import replica_programs
@@ -106,6 +108,9 @@ def test_four_processes() -> None:
         for name in ("by_tensor", "by_sequence"):
             processes.run(parallel_programs.trains_as_eager, name, "inductor")
         processes.run(parallel_programs.uneven, "aot_eager")
+        for name, wrap in itertools.product(parallel_programs.MODELS, ("whole", "blocks")):
+            for counts in processes.run(mesh_programs.in_two_ways, name, wrap, "inductor"):
+                assert counts.keys() <= {"captured", "distributed", "library_code", "recompiled", "traced_late"}
 
 
 @pytest.mark.parametrize("name", sharded_programs.CASES)
@@ -115,6 +120,22 @@ def test_shards(pair: Processes, name: str) -> None:
         # The hooks of the units, which gather parameters; there they are around it. Parallel modules need no break.
         within = name != "flat_blocks" and "parallel" not in name
         assert ("distributed" in events) == within
+
+
+_QUICK = ("plain", "reset")
+
+
+@pytest.mark.parametrize("failure", interrupted_shards.FAILURES)
+@pytest.mark.parametrize(
+    "setting", [s if s in _QUICK else pytest.param(s, marks=pytest.mark.slow) for s in interrupted_shards.SETTINGS]
+)
+def test_shards_whose_steps_are_interrupted(pair: Processes, setting: str, failure: str) -> None:
+    backend = "inductor" if setting == "plain" else "aot_eager"
+    for wrap, place in (
+        (("whole", 2), ("blocks", 0)) if setting in _QUICK else itertools.product(("whole", "blocks"), (0, 2))
+    ):
+        for raised in pair.run(interrupted_shards.as_eager, wrap, setting, failure, place, backend):
+            assert len(raised) >= 2
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -214,6 +235,12 @@ def test_layouts_by_hand(pair: Processes, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_layouts_in_parts_of_other_sizes(pair: Processes, backend: str) -> None:
     pair.run(parallel_programs.uneven, backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", mesh_programs.PROGRAMS)
+def test_each_call_is_answered_by_the_mesh_that_it_is_given(pair: Processes, name: str, backend: str) -> None:
+    pair.run(mesh_programs.PROGRAMS[name], backend)
 
 
 def test_the_graph_of_a_parallel_module_holds_its_collectives(pair: Processes) -> None:

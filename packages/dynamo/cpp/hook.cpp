@@ -9,6 +9,8 @@
 #undef Py_BUILD_CORE
 
 #include <cstdint>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "callable.h"
@@ -57,16 +59,28 @@ uint64_t last_hook_id = 0;
 
 HookObject* as_hook(PyObject* object) { return reinterpret_cast<HookObject*>(object); }
 
+std::unordered_set<uint64_t> live_hooks;
+
 // What one hook decided for one code object. Many functions may share a code object (closures made in a loop): each
-// has its own callable. `hook` 0 stands for every hook.
+// has its own callable.
 struct Decision {
-  uint64_t hook;
   Ref callable;        // weak reference, or none: the code is left alone
   bool below = false;  // and all that runs below it
 };
-using Decisions = std::vector<Decision>;
 
-constexpr size_t kMaxDecisions = 64;  // beyond it a code object's further functions run as they are
+// What has been decided on one code object.
+struct Decisions {
+  bool skipped = false;  // no hook asks about it
+  std::unordered_map<uint64_t, std::vector<Decision>> by_hook;
+
+  std::vector<Decision>& of(uint64_t hook) {
+    auto [place, added] = by_hook.try_emplace(hook);
+    if (!added) return place->second;
+    std::erase_if(by_hook, [](const auto& entry) { return live_hooks.count(entry.first) == 0; });
+    return by_hook[hook];
+  }
+};
+
 Py_ssize_t extra_index = -1;
 
 struct ThreadState {
@@ -132,16 +146,16 @@ enum class Verdict { unknown, leave, leave_below, use };
 
 // `*callable` gets a new reference when the verdict is `use`.
 Verdict look_up(Decisions& decisions, uint64_t hook, PyObject* function, Ref* callable) {
-  for (size_t i = 0; i < decisions.size();) {
-    Decision& decision = decisions[i];
-    if (decision.hook != 0 && decision.hook != hook) {
-      i++;
-      continue;
-    }
+  if (decisions.skipped) return Verdict::leave;
+  auto found = decisions.by_hook.find(hook);
+  if (found == decisions.by_hook.end()) return Verdict::unknown;
+  std::vector<Decision>& own = found->second;
+  for (size_t i = 0; i < own.size();) {
+    Decision& decision = own[i];
     if (!decision.callable) return decision.below ? Verdict::leave_below : Verdict::leave;
     PyObject* target = weak_target(decision.callable.get());
     if (target == nullptr) {
-      decisions.erase(decisions.begin() + static_cast<Py_ssize_t>(i));
+      own.erase(own.begin() + static_cast<Py_ssize_t>(i));
       continue;
     }
     if (same_environment(callable_function(target), function)) {
@@ -150,7 +164,7 @@ Verdict look_up(Decisions& decisions, uint64_t hook, PyObject* function, Ref* ca
     }
     i++;
   }
-  return decisions.size() >= kMaxDecisions ? Verdict::leave : Verdict::unknown;
+  return Verdict::unknown;
 }
 
 // Asks the callback. `leave` with an exception set when it raised.
@@ -161,7 +175,7 @@ Verdict decide(HookObject* hook, PyCodeObject* code, PyObject* function, Ref* ca
     answer = Ref::steal(PyObject_CallOneArg(hook->callback, function));
   }
   if (!answer) return Verdict::leave;
-  Decision decision{hook->id, Ref()};
+  Decision decision;
   decision.below = answer.get() == Py_False;
   bool alone = answer.get() == Py_None || decision.below;
   if (!alone) {
@@ -174,7 +188,7 @@ Verdict decide(HookObject* hook, PyCodeObject* code, PyObject* function, Ref* ca
   }
   Decisions* decisions = decisions_of(code, true);
   if (decisions == nullptr) return Verdict::leave;
-  decisions->push_back(std::move(decision));
+  decisions->of(hook->id).push_back(std::move(decision));
   if (alone) return answer.get() == Py_False ? Verdict::leave_below : Verdict::leave;
   *callable = std::move(answer);
   return Verdict::use;
@@ -293,6 +307,7 @@ int hook_clear(PyObject* self) {
 
 void hook_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
+  live_hooks.erase(as_hook(self)->id);
   hook_clear(self);
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
@@ -308,6 +323,7 @@ PyObject* hook_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   as_hook(self.get())->callback = Py_NewRef(callback);
   as_hook(self.get())->callables = PyList_New(0);
   as_hook(self.get())->id = ++last_hook_id;
+  live_hooks.insert(last_hook_id);
   return as_hook(self.get())->callables != nullptr ? self.release() : nullptr;
 }
 
@@ -427,13 +443,13 @@ PyObject* skip_code(PyObject*, PyObject* code) {
   if (!valid_code(code)) return nullptr;
   Decisions* decisions = decisions_of(reinterpret_cast<PyCodeObject*>(code), true);
   if (decisions == nullptr) return nullptr;
-  decisions->insert(decisions->begin(), Decision{0, Ref()});
+  decisions->skipped = true;
   Py_RETURN_NONE;
 }
 
 PyObject* forget_code(PyObject*, PyObject* code) {
   if (!valid_code(code)) return nullptr;
-  if (Decisions* decisions = decisions_of(reinterpret_cast<PyCodeObject*>(code), false)) decisions->clear();
+  if (Decisions* decisions = decisions_of(reinterpret_cast<PyCodeObject*>(code), false)) *decisions = Decisions();
   Py_RETURN_NONE;
 }
 

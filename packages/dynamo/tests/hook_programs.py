@@ -407,6 +407,33 @@ def check_hook_eager_and_recursion() -> None:
         raises(RecursionError, lambda: deep(1_000_000))
 
 
+def check_what_a_hook_is_asked_does_not_depend_on_how_many_there_have_been() -> None:
+    """Each hook decides for itself, and what a hook that is gone has decided is forgotten."""
+
+    def left() -> int:
+        return 1
+
+    def taken() -> int:
+        return 2
+
+    alive = []
+    for number in range(200):
+        asked = []
+
+        def answer(function: FunctionType, asked: list[str] = asked) -> Any:
+            asked.append(function.__name__)
+            return C.CompiledCallable(taken, eager) if function is taken else None
+
+        hook = C.Hook(answer)
+        with C.hook_enabled(hook):
+            for _ in range(2):
+                left()
+                taken()
+        assert asked == ["left", "taken"], (number, asked)
+        if number % 2:
+            alive.append(hook)
+
+
 def check_hook_asks_of_what_suspends_once_and_leaves_it_alone() -> None:
     asked = []
 

@@ -344,3 +344,48 @@ def test_what_launches_kernels_over_memory_leaves_the_graph() -> None:
     expected, found, _ = run_both(program, torch.ones(3, device=place))
     assert torch.equal(expected, found) if isinstance(expected, torch.Tensor) else expected == found
     assert "c_function" in {event.kind.id for event in LEDGER.events}
+
+
+def _called_for_real(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+@torchdynamo.skip_frame
+def _runs_as_it_is(functions: list[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
+    for function in functions:
+        x = function(x)
+    return x
+
+
+def _calls(functions: list[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
+    return _runs_as_it_is(functions, x)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_broken_code_calls_is_captured_however_many_programs_were_compiled_before(kept: bool) -> None:
+    alive, x = [], torch.ones(2)
+    for number in range(70):
+        graphs: list[Any] = []
+
+        def backend(gm: Any, inputs: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(gm)
+            return gm.forward
+
+        compiled = torchdynamo.optimize(backend)(_calls)
+        torch.testing.assert_close(compiled([_called_for_real], x), _called_for_real(x))
+        assert len(graphs) == 1, f"program {number}"
+        alive += [compiled] * kept
+
+
+def test_functions_that_are_made_anew_without_end_run_as_they_are_and_that_is_told() -> None:
+    def added(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: x + number
+
+    torchdynamo.reset()
+    compiled, x = torchdynamo.optimize(lambda gm, inputs: gm.forward)(_calls), torch.ones(2)
+    for number in range(70):
+        torch.testing.assert_close(compiled([added(number), _called_for_real], x), (x + number).sin() + 1)
+    stats = torchdynamo.stats()
+    events = [event for event in stats.fallbacks if event.kind.id == "recompile_limit"]
+    assert [(event.what.rpartition(".")[2], event.count) for event in events] == [("<lambda>", 1)]
+    assert stats.graphs == 65

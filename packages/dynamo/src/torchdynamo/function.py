@@ -11,6 +11,7 @@ import threading
 import time
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -470,6 +471,7 @@ class Nested:
         self.arguments = arguments  # of a `Function`, behind the function itself
         self.parts: list[Function] = []
         self.resumes: dict[tuple[object, ...], object] = {}
+        self._answered: Counter[types.CodeType] = Counter()  # functions of it that have callables of their own
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
         self.finds_layers = False  # a module's call runs as it is: torch's layers are part of the program, too
@@ -485,7 +487,10 @@ class Nested:
         return part.callable()
 
     def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
-        """The frame hook's answer: a callable, None (the function runs as it is), False (so does all that it calls)."""
+        """The frame hook's answer: a callable, None (the function runs as it is), False (so does all that it calls).
+
+        None and False are for all functions of the same code from then on.
+        """
         code = function.__code__
         if code in self._plain:
             return None
@@ -498,7 +503,9 @@ class Nested:
         if mark is not None:
             if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
                 ledger.add(of_function(DISABLED_FUNCTION, marked, mark.reason or ""))
-            return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
+            if mark.kind is MarkKind.DISABLED:
+                return _as_it_is(function) if self._one_more(code) else False
+            return None
         if code.co_filename.startswith(_LEFT_ALONE) and not (self.finds_layers and _is_layer(code)):
             if code.co_filename.startswith(_TORCH):
                 ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
@@ -506,7 +513,18 @@ class Nested:
         if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
+        if not self._one_more(code):
+            text = f"{_MOST_ALIKE} functions of this code have been captured, each with other cells: it is made anew"
+            event = of_function(RECOMPILE_LIMIT, function, text)
+            ledger.add(event)
+            _log.warning("%s", event)
+            return None
         return self.part(function, found=True)
+
+    def _one_more(self, code: types.CodeType) -> bool:
+        """Whether another function of the code may have a callable of its own: the hook keeps them all."""
+        self._answered[code] += 1
+        return self._answered[code] <= _MOST_ALIKE
 
 
 def _users_mark(function: types.FunctionType) -> tuple[Mark | None, types.FunctionType]:
@@ -538,6 +556,7 @@ def _is_layer(code: types.CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
+_MOST_ALIKE = 64  # functions of one code, found where calls run for real
 _MOST_OUTGROWN = 3  # times the limit of versions
 _VERSIONS_BY_LENGTH = 3  # of a function, for different lengths of one list
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

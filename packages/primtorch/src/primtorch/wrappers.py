@@ -19,6 +19,7 @@ from primtorch.spec import Size, TensorSpec
 _NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
 _WHOLE = "_whole"
 _DTENSOR = "torch.distributed.tensor"
+_MESH = "device_mesh"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -39,6 +40,14 @@ def is_wrapper(kind: object) -> bool:
 def lies_over_ranks(kind: type) -> bool:
     """Whether a class is torch's DTensor."""
     return kind.__module__ == _DTENSOR
+
+
+def taken_apart(tensor: torch.Tensor) -> tuple[tuple[str, ...], object]:
+    """The names of a wrapper's parts, and what it holds beside them. The mesh of a DTensor is one of the parts: torch
+    2.11 names it only in the layout."""
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    more = (_MESH,) if lies_over_ranks(type(tensor)) and _MESH not in names else ()
+    return (*names, *more), context
 
 
 def whole_of(fake: torch.Tensor) -> torch.Tensor | None:
@@ -106,12 +115,13 @@ class Template:
         if lies_over_ranks(kind) and any(hasattr(placement, "mask_buffer") for placement in tensor.placements):
             raise NotTakenApart(f"a {kind.__qualname__} has a placement that keeps a mask")
         try:
-            names, context = tensor.__tensor_flatten__()
+            names, context = taken_apart(tensor)
             values = [getattr(tensor, name) for name in names]
         except AttributeError as error:  # of one that is being made
             raise NotTakenApart(f"a {kind.__qualname__} lacks what it is to be taken apart into: {error}") from error
         parts = tuple(map(_part_template, itertools.repeat(kind), names, values))
-        return Template(kind, tuple(names), _kept(kind, context), parts, tuple(tensor.shape), tuple(tensor.stride()))
+        kept = _kept(kind, context, parts)
+        return Template(kind, names, kept, parts, tuple(tensor.shape), tuple(tensor.stride()))
 
     def flatten(self, tensor: object) -> Iterator[torch.Tensor]:
         """The plain tensors in a tensor of this template, in the order of the specs."""
@@ -139,7 +149,7 @@ class Template:
     def build(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         """A tensor of this template around the next plain tensors."""
         inner = {name: _built(part, tensors) for name, part in zip(self.names, self.parts, strict=True)}
-        context = copy.deepcopy(self.context)
+        context = _copied(self.context, self.parts)
         return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[attr-defined, no-any-return, arg-type]
 
 
@@ -168,10 +178,15 @@ def _part_template(kind: type, name: str, value: object) -> Template | TensorSpe
     return TensorSpec.of(value)
 
 
-def _kept(kind: type, context: object) -> object:
+def _copied(context: object, parts: Sequence[Template | TensorSpec | Held]) -> object:
+    """A copy of what a wrapper holds beside its parts. What is one and the same object is so in the copy."""
+    return copy.deepcopy(context, {id(part.value): part.value for part in parts if isinstance(part, Held)})
+
+
+def _kept(kind: type, context: object, parts: Sequence[Template | TensorSpec | Held]) -> object:
     """A copy of what a wrapper holds beside its parts, which can be compared with another one's."""
     try:
-        kept = copy.deepcopy(context)
+        kept = _copied(context, parts)
         same = kept == context
     except Exception as error:
         raise NotTakenApart(f"what {kind.__qualname__} holds beside tensors cannot be copied: {error}") from error

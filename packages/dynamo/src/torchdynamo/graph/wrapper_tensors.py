@@ -23,7 +23,16 @@ import torch
 
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.spec import TensorSpec
-from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, lies_over_ranks, stand_for, whole_of
+from primtorch.wrappers import (
+    NotTakenApart,
+    Relaid,
+    Template,
+    is_wrapper,
+    lies_over_ranks,
+    stand_for,
+    taken_apart,
+    whole_of,
+)
 from torchdynamo.graph.tensor_classes import own_classes, remember_class
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -47,8 +56,8 @@ class SameContext:
 
     def __call__(self, tensor: Any) -> bool:
         with torch._C.DisableTorchFunctionSubclass():
-            names, context = tensor.__tensor_flatten__()
-        return tuple(names) == self.template.names and (context == self.template.context) is True
+            names, context = taken_apart(tensor)
+        return names == self.template.names and (context == self.template.context) is True
 
 
 class Wrappers:
@@ -136,7 +145,7 @@ class Wrappers:
     def part(self, fake: torch.Tensor, name: str) -> torch.Tensor | None:
         """The tensor that a wrapper has under this name, or None where it is none of its parts."""
         whole = whole_of(fake)
-        if whole is None or name not in whole.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        if whole is None or name not in taken_apart(whole)[0]:
             return None
         if not isinstance(getattr(whole, name), torch.Tensor):
             return None
