@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from primtorch.higher_order import REGION_IN_PLACE
 from primtorch.ledger import LEDGER, Effect, Event, Kind, kinds
+from primtorch.schemas import UserFrame
 
 BACKWARD_NOT_CUT = Kind(
     "backward_not_cut",
@@ -30,7 +32,7 @@ TRACED_LATE = Kind(
     Effect.RECOMPILE,
 )
 
-KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES, TRACED_LATE)
+KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES, TRACED_LATE, REGION_IN_PLACE)
 
 
 def tell_not_cut(reason: str) -> None:
@@ -46,3 +48,8 @@ def tell_other_sizes(what: str, broken: str) -> None:
 def tell_traced(what: str) -> None:
     """Tells of a kept program that is traced after all; `what` asked for it."""
     LEDGER.add(Event(TRACED_LATE, what, "it was found compiled, without this"))
+
+
+def tell_in_place(reason: str, frames: tuple[UserFrame, ...]) -> None:
+    """Tells of a region's call that is traced as a part of the program around it."""
+    LEDGER.add(Event(REGION_IN_PLACE, "nested_compile_region", reason, frames))
