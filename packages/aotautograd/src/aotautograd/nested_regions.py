@@ -18,6 +18,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.errors import AotAutogradError
 from aotautograd.events import tell_in_place
+from aotautograd.inputs import Computed
 from aotautograd.kept_values import without_history
 from aotautograd.passes import (
     eliminate_dead_code,
@@ -251,27 +252,16 @@ def _laid_out(gradient: torch.Tensor | None, spec: Any) -> torch.Tensor:
 # -- what a region's trace is ------------------------------------------------------------------
 
 
-class _Operand(TensorSpec):
-    """What stands for a tensor that the program computed, and that requires a gradient."""
-
-    __slots__ = ()
-    requires_grad = True
-    is_leaf = False
-
-
 def _program(body: fx.GraphModule, operands: Values) -> tuple[fx.GraphModule, list[object]]:
-    """The body as a program of operands like these, and what stands for them."""
+    """The body as a program of operands like these, and examples of them."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(body.graph, copies))  # type: ignore[arg-type]
-    given: list[object] = []
+    examples: list[object] = []
     for node, operand in zip(graph.find_nodes(op="placeholder"), operands, strict=True):
-        if isinstance(operand, torch.Tensor):
-            spec = _described(unwrap(operand))
-            has_history = torch.is_grad_enabled() and operand.requires_grad
-            operand = _Operand(spec.shape, spec.strides, spec.dtype, spec.device) if has_history else spec
-        node.meta["val"] = operand
-        given.append(operand)
-    return _LazyGraphModule(body, graph, "Region"), given
+        is_tensor = isinstance(operand, torch.Tensor)
+        node.meta["val"] = _described(unwrap(operand)) if is_tensor else operand
+        examples.append(Computed(torch.is_grad_enabled() and operand.requires_grad) if is_tensor else operand)
+    return _LazyGraphModule(body, graph, "Region"), examples
 
 
 def _state() -> tuple[object, ...]:

@@ -125,11 +125,12 @@ def _movable(nodes: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
     Raises:
         InPlace: they are no graph that could be called.
     """
-    left = [node for node in nodes if not node._erased]
-    if len(left) < len(nodes) and not left:
-        return []
-    if any(node.graph is not graph for node in left):
-        raise InPlace("it is called in a graph within the graph")
+    own = {node for node in nodes if not node._erased}
+    own -= {node for node in own if "place" in node.meta and node.args[0] not in own}  # asked of an earlier graph
+    for node in [*own]:
+        if not isinstance(node.meta.get("val"), torch.Tensor):  # what is asked of its results later
+            own.update(user for user in node.users if user.target is operator.getitem)
+    left = [node for node in graph.nodes if node in own]
     computing = {node for node in left if not isinstance(node.meta.get("val"), _NUMBERS)}
     for node in left:
         value = node.meta.get("val")

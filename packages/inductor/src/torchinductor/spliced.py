@@ -1,0 +1,281 @@
+"""Programs of regions within the program that calls them: `InvokeSubgraph` costs nothing when it runs.
+
+A region is compiled once, as a program of its own. Wherever the graph calls it, that program's instructions are put in
+the place of the call, over slots of the program around it; kernels and constants are there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchinductor.codegen.base import KernelSource
+from torchinductor.program import (
+    Alloc,
+    AtenCall,
+    Expect,
+    Free,
+    Instruction,
+    KernelCall,
+    Launcher,
+    Output,
+    Part,
+    Program,
+    RandomSeed,
+    ReadScalar,
+    Slot,
+    SymbolInput,
+    TensorInput,
+    TritonCall,
+    View,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A kernel that was built: by its address, or by what launches it."""
+
+    device: str
+    source: KernelSource
+    address: int | None = None
+    launcher: Launcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A compiled region: its program, and its kernels in the order in which that numbers them."""
+
+    program: Program
+    kernels: tuple[Loaded, ...]
+
+
+RegionOf = Callable[[Callable[..., object]], Region | None]  # what a call runs, if that is a region
+
+
+def spliced(
+    program: Program, kernels: Sequence[Loaded], region_of: RegionOf
+) -> tuple[Program, tuple[Loaded, ...]]:
+    """The program with the regions that it calls in it, and the kernels of all, in its order. A call stays a call where
+    the region reads a number out of a tensor, or is given other numbers than those that it was compiled for."""
+    found = {id(i.op): region_of(i.op) for i in program.instructions if isinstance(i, AtenCall)}
+    regions = {id(region.program): region for region in found.values() if region is not None}
+    if not regions:
+        return program, tuple(kernels)
+    splicing = _Splicing(program, kernels, tuple(regions.values()))
+    skipped: set[int] = set()
+    for position, instruction in enumerate(program.instructions):
+        region = found[id(instruction.op)] if isinstance(instruction, AtenCall) else None
+        if position in skipped:
+            continue
+        if region is None or not _fits(region.program, instruction):  # type: ignore[arg-type]
+            splicing.own(position, instruction)
+        else:
+            skipped |= splicing.region(position, region.program)
+    return splicing.finished(), splicing.kernels
+
+
+def _fits(region: Program, call: AtenCall) -> bool:
+    """Whether a region's program can stand in the place of its call."""
+    if len(call.args) != len(region.inputs) or any(isinstance(i, ReadScalar) for i in region.instructions):
+        return False
+    for item, arg in zip(region.inputs, call.args, strict=True):
+        if isinstance(item, TensorInput) != isinstance(arg, Slot):
+            return False
+        if isinstance(item, SymbolInput) and item.symbol is not None and str(arg) != item.symbol:
+            return False
+    given = {item.slot for item in region.inputs if isinstance(item, TensorInput)} | {s for s, _ in region.constants}
+    returned = [value.index for value in _output(region).values if isinstance(value, Slot)]
+    distinct = len(set(returned)) == len(_output(region).values)
+    return distinct and given.isdisjoint(returned)
+
+
+def _output(program: Program) -> Output:
+    last = program.instructions[-1]
+    assert isinstance(last, Output)
+    return last
+
+
+class _Splicing:
+    """The program that grows."""
+
+    def __init__(self, program: Program, kernels: Sequence[Loaded], regions: Sequence[Region]) -> None:
+        self.program = program
+        self.kernels = _merged([*kernels, *(kernel for region in regions for kernel in region.kernels)])
+        self.numbers = {id(program): self._numbers(kernels)}
+        self.numbers |= {id(region.program): self._numbers(region.kernels) for region in regions}
+        self.slots = program.num_slots
+        self.instructions: list[Instruction] = []
+        self.parts: list[Part] = []
+        self.names = {part.name for part in program.parts}
+        self.constants = list(program.constants)
+        self.constant_slots: dict[int, dict[int, int]] = {}  # of regions: their slots of constants to the program's
+        self.definitions = dict(program.definitions)
+
+    def _numbers(self, kernels: Sequence[Loaded]) -> tuple[dict[int, int], dict[int, int]]:
+        """A program's numbers of kernels and of launchers to those of the whole."""
+        maps: list[dict[int, int]] = []
+        for of in (_address, _launcher):
+            mine = [(k.device, k.source.text) for k in kernels if of(k) is not None]
+            places = {(k.device, k.source.text): n for n, k in enumerate(k for k in self.kernels if of(k) is not None)}
+            maps.append({number: places[key] for number, key in enumerate(mine)})
+        return maps[0], maps[1]
+
+    def own(self, position: int, instruction: Instruction) -> None:
+        """An instruction of the program around the regions."""
+        self.parts += [replace(p, position=len(self.instructions)) for p in self.program.parts if p.position == position]
+        self.instructions.append(_over(instruction, lambda slot: slot, *self.numbers[id(self.program)]))
+
+    def region(self, position: int, region: Program) -> set[int]:
+        """A region's instructions in the place of its call. Gives the positions of what they do already."""
+        call: Any = self.program.instructions[position]
+        slots = self._constants(region)
+        held = set(slots)
+        given: dict[int, int] = {}
+        for item, arg in zip(region.inputs, call.args, strict=True):
+            if isinstance(item, TensorInput):
+                given[item.slot] = arg.index
+        freed = _freed_behind(self.program.instructions, position)
+        once = {slot for slot in given.values() if list(given.values()).count(slot) == 1}
+        dropped = {slot for slot in given if given[slot] not in freed or given[slot] not in once}
+        results = [value.index for value in _output(region).values if isinstance(value, Slot)]
+        slots |= given | {r: dst for r, dst in zip(results, call.dsts, strict=True) if dst is not None}
+
+        def place(slot: int) -> int:
+            if slot not in slots:
+                slots[slot], self.slots = self.slots, self.slots + 1
+            return slots[slot]
+
+        done: set[int] = set()
+        alive: dict[int, None] = {}
+        for number, instruction in enumerate(region.instructions[:-1]):
+            if isinstance(instruction, Free):
+                alive.pop(instruction.slot, None)
+                if instruction.slot in dropped:
+                    continue
+                if instruction.slot in given:
+                    done.add(freed[given[instruction.slot]])
+            self._parts(region, number)
+            self.instructions.append(_over(instruction, place, *self.numbers[id(region)]))
+            alive.update(dict.fromkeys(_written(instruction)))
+        wanted = {r for r, dst in zip(results, call.dsts, strict=True) if dst is not None}
+        self.instructions += [Free(place(slot)) for slot in alive if slot not in wanted and slot not in held]
+        self.definitions |= region.definitions
+        return done
+
+    def _parts(self, region: Program, number: int) -> None:
+        for part in region.parts:
+            if part.position == number:
+                name, count = part.name, 1
+                while name in self.names:
+                    count += 1
+                    name = f"{part.name}_{count}"
+                self.names.add(name)
+                self.parts.append(replace(part, name=name, position=len(self.instructions)))
+
+    def _constants(self, region: Program) -> dict[int, int]:
+        if id(region) not in self.constant_slots:
+            made = {}
+            for slot, tensor in region.constants:
+                made[slot] = self.slots
+                self.constants.append((self.slots, tensor))
+                self.slots += 1
+            self.constant_slots[id(region)] = made
+        return dict(self.constant_slots[id(region)])
+
+    def finished(self) -> Program:
+        """The whole program."""
+        addresses = (_address(kernel) for kernel in self.kernels)
+        launchers = (_launcher(kernel) for kernel in self.kernels)
+        return replace(
+            self.program,
+            num_slots=self.slots,
+            constants=tuple(self.constants),
+            instructions=tuple(self.instructions),
+            kernels=tuple(address for address in addresses if address is not None),
+            launchers=tuple(launcher for launcher in launchers if launcher is not None),
+            definitions=self.definitions,
+            parts=tuple(self.parts),
+        )
+
+
+def _address(kernel: Loaded) -> int | None:
+    return kernel.address
+
+
+def _launcher(kernel: Loaded) -> Launcher | None:
+    return kernel.launcher
+
+
+def _merged(kernels: Sequence[Loaded]) -> tuple[Loaded, ...]:
+    """Each source once, those of a device together: the order in which they are built again."""
+    devices = dict.fromkeys(kernel.device for kernel in kernels)
+    unique: dict[tuple[str, str], Loaded] = {}
+    for device in devices:
+        for kernel in kernels:
+            if kernel.device == device:
+                unique.setdefault((device, kernel.source.text), kernel)
+    return tuple(unique.values())
+
+
+def _freed_behind(instructions: Sequence[Instruction], position: int) -> dict[int, int]:
+    """The slots that are freed at once behind an instruction, and where."""
+    found: dict[int, int] = {}
+    for place in range(position + 1, len(instructions)):
+        instruction = instructions[place]
+        if isinstance(instruction, Free):
+            found[instruction.slot] = place
+        elif not isinstance(instruction, Expect):
+            break
+    return found
+
+
+def _written(instruction: Instruction) -> Iterable[int]:
+    """The slots that an instruction fills."""
+    match instruction:
+        case Alloc(dst) | View(dst) | RandomSeed(dst):
+            return (dst,)
+        case AtenCall(dsts=dsts):
+            return [dst for dst in dsts if dst is not None]
+    return ()
+
+
+def _over(
+    instruction: Instruction,
+    slot: Callable[[int], int],
+    kernels: Mapping[int, int],
+    launchers: Mapping[int, int],
+) -> Instruction:
+    """The instruction over other slots, with its kernel by another number."""
+    match instruction:
+        case Alloc() | RandomSeed():
+            return replace(instruction, dst=slot(instruction.dst))
+        case Free() | Expect():
+            return replace(instruction, slot=slot(instruction.slot))
+        case View():
+            return replace(instruction, dst=slot(instruction.dst), src=slot(instruction.src))
+        case ReadScalar():
+            return replace(instruction, src=slot(instruction.src))
+        case KernelCall():
+            buffers = tuple(map(slot, instruction.buffers))
+            return replace(instruction, kernel=kernels[instruction.kernel], buffers=buffers)
+        case TritonCall():
+            buffers = tuple(map(slot, instruction.buffers))
+            return replace(instruction, kernel=launchers[instruction.kernel], buffers=buffers)
+        case AtenCall():
+            args = tuple(_value(arg, slot) for arg in instruction.args)
+            kwargs = tuple((name, _value(arg, slot)) for name, arg in instruction.kwargs)
+            dsts = tuple(None if dst is None else slot(dst) for dst in instruction.dsts)
+            return AtenCall(instruction.op, args, kwargs, dsts)
+        case Output():
+            return Output(tuple(_value(value, slot) for value in instruction.values))
+
+
+def _value(value: Any, slot: Callable[[int], int]) -> Any:
+    if isinstance(value, Slot):
+        return Slot(slot(value.index))
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)(_value(item, slot) for item in value)
+    return value
