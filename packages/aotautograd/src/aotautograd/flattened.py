@@ -23,7 +23,7 @@ from aotautograd.schemas import (
     TracedRegion,
 )
 
-Env = dict[fx.Node, Any]
+Env = dict[Any, Any]  # of nodes, and of calls of autograd functions
 
 
 def flattened(joint: JointGraph) -> JointGraph:
@@ -76,7 +76,7 @@ class _Flattening:
             inner[place] = self.env[given] if isinstance(given, fx.Node) else given
         values = output_values(joint.module.graph)[: joint.num_forward_outputs]
         by_name = {n.name: n for n in joint.module.graph.nodes}
-        given_by = {place: value for place, value in enumerate(values)}
+        given_by = dict(enumerate(values))
         given_by |= {place: by_name[name] for place, name in region.names.items()}
         items = {item.args[1]: item for item in node.users}
         names = {given_by[place]: item.name for place, item in items.items()}  # type: ignore[index]
@@ -120,16 +120,14 @@ def _constants(graph: fx.Graph) -> list[fx.Node]:
 def _rebind(node: fx.Node, env: Env) -> None:
     """The call of an autograd function that a value's history is names nodes of its own graph."""
     found = node.meta.get(HISTORY)
-    if not isinstance(found, FunctionResult):
-        return
-    calls = env.setdefault(found.call, {})  # type: ignore[arg-type]
-    if "made" not in calls:
+    if isinstance(found, FunctionResult):
         args = tuple(env.get(_present(a)) if isinstance(a, fx.Node) else a for a in found.call.args)
-        calls["made"] = FunctionCall(found.call.target, args, found.call.draws)
-    node.meta[HISTORY] = FunctionResult(calls["made"], found.path)
+        call = env.setdefault(found.call, FunctionCall(found.call.target, args, found.call.draws))
+        node.meta[HISTORY] = FunctionResult(call, found.path)
 
 
 def _present(node: fx.Node) -> Any:
-    while node is not None and node._erased:
-        node = node.meta.get(STAND_IN)
-    return node
+    found: fx.Node | None = node
+    while found is not None and found._erased:
+        found = found.meta.get(STAND_IN)
+    return found

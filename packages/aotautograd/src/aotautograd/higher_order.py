@@ -56,7 +56,7 @@ class TracedCalls:
     def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         if isinstance(operator, InvokeSubgraph):
             found = self.region(operator, operands)
-            return tuple(self.run_body(operator.bodies[0], operands)) if found is None else found
+            return tuple(self.run_body(operator.bodies[0], operands)) if found is None else found  # type: ignore[arg-type]
         if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
             return operator.run(*operands)
         tensors = operands[operator.sizes :]

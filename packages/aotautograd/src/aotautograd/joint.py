@@ -27,8 +27,8 @@ from aotautograd.gradients import arrange, share_memory
 from aotautograd.higher_order import TracedCalls
 from aotautograd.history import freed_behind
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
-from aotautograd.overlap import Program, Rebased
 from aotautograd.nested_regions import Regions, RegionsInPlace
+from aotautograd.overlap import Program, Rebased
 from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes

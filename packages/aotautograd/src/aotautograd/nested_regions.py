@@ -9,7 +9,6 @@ place, operator by operator, like the rest of the program, which has the same va
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -197,9 +196,9 @@ class _Region(torch.autograd.Function):
         written = {info.index for info in metadata.inputs if info.mutates_data}
         kept = []
         for place in region.kept:
-            value = found[place] if place >= 0 else inputs[-1 - place]
+            value: Any = found[place] if place >= 0 else inputs[-1 - place]
             is_written = place < 0 and metadata.placeholders[-1 - place] in written
-            kept.append(wrap(unwrap(value)) if is_written else value)  # what it was before  # type: ignore[arg-type]
+            kept.append(wrap(unwrap(value)) if is_written else value)  # what it was before
         _mark(regions, region, inputs)
         ctx.regions, ctx.call, ctx.operands = regions, call, len(operands)
         ctx.numbers = [inputs[place] for place in region.numbers]

@@ -16,8 +16,8 @@ from aotautograd.schemas import HISTORY, PHASE, STAND_IN, JointGraph
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of, returns_alias, viewed
-from primtorch.printing import made_by
 from primtorch.prims import Prim
+from primtorch.printing import made_by
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten

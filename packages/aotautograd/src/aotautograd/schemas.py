@@ -382,6 +382,8 @@ class RegionCall:
     """One call of a region: its forward's node and its backward's have this in common."""
 
     region: TracedRegion
+
+
 Example: TypeAlias = TensorSpec | IntExpr | FloatExpr | int | float
 """What a placeholder stands for."""
 

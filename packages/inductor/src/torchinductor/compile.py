@@ -42,7 +42,7 @@ from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
-from torchinductor.spliced import Loaded, Region, spliced
+from torchinductor.spliced import Region, spliced
 
 Dump = Callable[[str, str], None]
 Watch = Callable[[str, int, int], None]
@@ -68,7 +68,7 @@ class CompiledGraph:
     _run: Run
     _consume: Run
     kept: KeptGraph | None = None
-    _kernels: tuple[Loaded, ...] = ()
+    _sources: tuple[tuple[str, tuple[KernelSource, ...]], ...] = ()
 
     def __call__(self, *inputs: Value) -> list[Value]:
         return self._run(list(inputs))
@@ -112,6 +112,7 @@ class KeptGraph:
     """A compiled graph without what belongs to a process: its program, and the kernels as source, by device type.
 
     Attributes:
+        sources: what is built together; that of regions is apart.
         sizes: of its symbols, in the example that it was compiled with.
     """
 
@@ -173,7 +174,7 @@ def compile_graph(
     clock.lap("build")
     origins = Origins.of(gm)
     program = _program(lowered, operations, sources, built, options, origins)
-    program, loaded = spliced(program, _loaded(sources, built), _region_of)
+    program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
     clock.lap("emit")
     run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
@@ -181,15 +182,13 @@ def compile_graph(
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
     stats = _stats(gm, operations, built, clock, program, origins)
-    devices = dict.fromkeys((*sources, *(kernel.device for kernel in loaded)))
-    unique = tuple((device, tuple(k.source for k in loaded if k.device == device)) for device in devices)
     bare = replace(program, kernels=(), launchers=(), keepalive=(), constants=())
     constants = _kept_constants(program)
     kept = None
     if constants is not None:
         sizes = tuple(sorted(origins.sizes.items()))
         kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, sizes)
-    return CompiledGraph(program, stats, files, run, consume, kept, loaded)
+    return CompiledGraph(program, stats, files, run, consume, kept, unique)
 
 
 def load_graph(
@@ -203,19 +202,19 @@ def load_graph(
     """
     options = options or InductorOptions()
     clock = _Clock()
-    built = {device: codegen_for(device).build(unique, options) for device, unique in kept.sources}
+    built = [codegen_for(device).build(unique, options) for device, unique in kept.sources]
     clock.lap("build")
     program = replace(
         kept.program,
-        kernels=tuple(address for made in built.values() for address in made.addresses),
-        launchers=tuple(launcher for made in built.values() for launcher in made.launchers),
-        keepalive=tuple(held for made in built.values() for held in made.keepalive),
+        kernels=tuple(address for made in built for address in made.addresses),
+        launchers=tuple(launcher for made in built for launcher in made.launchers),
+        keepalive=tuple(held for made in built for held in made.keepalive),
         constants=tuple((constant.slot, constant.tensor()) for constant in kept.constants),
     )
     run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
-    files = {name: text for b in built.values() for name, text in b.files.items()}
-    hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
+    files = {name: text for b in built for name, text in b.files.items()}
+    hits, misses = (sum(getattr(b, name) for b in built) for name in ("cache_hits", "cache_misses"))
     memory = memory_of(program, dict(kept.sizes))
     stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, kept)
@@ -295,7 +294,7 @@ def _region_of(call: Callable[..., object]) -> Region | None:
         return None
     (body,) = call.operator.bodies
     assert isinstance(body, CompiledGraph)
-    return Region(body.program, body._kernels)
+    return Region(body.program, body._sources)
 
 
 @dataclass(frozen=True)
@@ -408,16 +407,6 @@ def _program(
         launchers += made.launchers
         keepalive += made.keepalive
     return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers, origins)
-
-
-def _loaded(sources: Sources, built: dict[str, Built]) -> tuple[Loaded, ...]:
-    """The kernels of a program, in the order in which it numbers them."""
-    found = []
-    for device, (unique, _) in sources.items():
-        made = built[device]
-        addresses, launchers = made.addresses or [None] * len(unique), made.launchers or [None] * len(unique)
-        found += [Loaded(device, *parts) for parts in zip(unique, addresses, launchers, strict=True)]
-    return tuple(found)
 
 
 def _dump(

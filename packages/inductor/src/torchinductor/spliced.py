@@ -6,7 +6,7 @@ the place of the call, over slots of the program around it; kernels and constant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from torchinductor.program import (
     Free,
     Instruction,
     KernelCall,
-    Launcher,
     Output,
     Part,
     Program,
@@ -33,48 +32,39 @@ from torchinductor.program import (
     View,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A kernel that was built: by its address, or by what launches it."""
-
-    device: str
-    source: KernelSource
-    address: int | None = None
-    launcher: Launcher | None = None
+Sources = tuple[tuple[str, tuple[KernelSource, ...]], ...]
+"""What a program's kernels are built of: what is built together, by device type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A compiled region: its program, and its kernels in the order in which that numbers them."""
+    """A compiled region."""
 
     program: Program
-    kernels: tuple[Loaded, ...]
+    sources: Sources
 
 
 RegionOf = Callable[[Callable[..., object]], Region | None]  # what a call runs, if that is a region
 
 
-def spliced(
-    program: Program, kernels: Sequence[Loaded], region_of: RegionOf
-) -> tuple[Program, tuple[Loaded, ...]]:
-    """The program with the regions that it calls in it, and the kernels of all, in its order. A call stays a call where
-    the region reads a number out of a tensor, or is given other numbers than those that it was compiled for."""
+def spliced(program: Program, sources: Sources, region_of: RegionOf) -> tuple[Program, Sources]:
+    """The program with the regions that it calls in it, and the sources of all. A call stays a call where the region
+    reads a number out of a tensor, or is given other numbers than those that it was compiled for."""
     found = {id(i.op): region_of(i.op) for i in program.instructions if isinstance(i, AtenCall)}
     regions = {id(region.program): region for region in found.values() if region is not None}
     if not regions:
-        return program, tuple(kernels)
-    splicing = _Splicing(program, kernels, tuple(regions.values()))
+        return program, sources
+    splicing = _Splicing(program, [region.program for region in regions.values()])
     skipped: set[int] = set()
     for position, instruction in enumerate(program.instructions):
         region = found[id(instruction.op)] if isinstance(instruction, AtenCall) else None
         if position in skipped:
             continue
-        if region is None or not _fits(region.program, instruction):  # type: ignore[arg-type]
-            splicing.own(position, instruction)
+        if isinstance(instruction, AtenCall) and region is not None and _fits(region.program, instruction):
+            skipped |= splicing.region(position, instruction, region.program)
         else:
-            skipped |= splicing.region(position, region.program)
-    return splicing.finished(), splicing.kernels
+            splicing.own(position, instruction)
+    return splicing.finished(), (*sources, *(group for region in regions.values() for group in region.sources))
 
 
 def _fits(region: Program, call: AtenCall) -> bool:
@@ -101,11 +91,15 @@ def _output(program: Program) -> Output:
 class _Splicing:
     """The program that grows."""
 
-    def __init__(self, program: Program, kernels: Sequence[Loaded], regions: Sequence[Region]) -> None:
+    def __init__(self, program: Program, regions: Sequence[Program]) -> None:
         self.program = program
-        self.kernels = _merged([*kernels, *(kernel for region in regions for kernel in region.kernels)])
-        self.numbers = {id(program): self._numbers(kernels)}
-        self.numbers |= {id(region.program): self._numbers(region.kernels) for region in regions}
+        self.kernels, self.launchers, self.keepalive = program.kernels, program.launchers, program.keepalive
+        self.first = {id(program): (0, 0)}  # where the kernels and the launchers of each program begin
+        for region in regions:
+            self.first[id(region)] = len(self.kernels), len(self.launchers)
+            self.kernels += region.kernels
+            self.launchers += region.launchers
+            self.keepalive += region.keepalive
         self.slots = program.num_slots
         self.instructions: list[Instruction] = []
         self.parts: list[Part] = []
@@ -114,28 +108,20 @@ class _Splicing:
         self.constant_slots: dict[int, dict[int, int]] = {}  # of regions: their slots of constants to the program's
         self.definitions = dict(program.definitions)
 
-    def _numbers(self, kernels: Sequence[Loaded]) -> tuple[dict[int, int], dict[int, int]]:
-        """A program's numbers of kernels and of launchers to those of the whole."""
-        maps: list[dict[int, int]] = []
-        for of in (_address, _launcher):
-            mine = [(k.device, k.source.text) for k in kernels if of(k) is not None]
-            places = {(k.device, k.source.text): n for n, k in enumerate(k for k in self.kernels if of(k) is not None)}
-            maps.append({number: places[key] for number, key in enumerate(mine)})
-        return maps[0], maps[1]
-
     def own(self, position: int, instruction: Instruction) -> None:
         """An instruction of the program around the regions."""
-        self.parts += [replace(p, position=len(self.instructions)) for p in self.program.parts if p.position == position]
-        self.instructions.append(_over(instruction, lambda slot: slot, *self.numbers[id(self.program)]))
+        self.parts += [
+            replace(p, position=len(self.instructions)) for p in self.program.parts if p.position == position
+        ]
+        self.instructions.append(_over(instruction, lambda slot: slot, *self.first[id(self.program)]))
 
-    def region(self, position: int, region: Program) -> set[int]:
+    def region(self, position: int, call: AtenCall, region: Program) -> set[int]:
         """A region's instructions in the place of its call. Gives the positions of what they do already."""
-        call: Any = self.program.instructions[position]
         slots = self._constants(region)
         held = set(slots)
         given: dict[int, int] = {}
         for item, arg in zip(region.inputs, call.args, strict=True):
-            if isinstance(item, TensorInput):
+            if isinstance(item, TensorInput) and isinstance(arg, Slot):
                 given[item.slot] = arg.index
         freed = _freed_behind(self.program.instructions, position)
         once = {slot for slot in given.values() if list(given.values()).count(slot) == 1}
@@ -158,7 +144,7 @@ class _Splicing:
                 if instruction.slot in given:
                     done.add(freed[given[instruction.slot]])
             self._parts(region, number)
-            self.instructions.append(_over(instruction, place, *self.numbers[id(region)]))
+            self.instructions.append(_over(instruction, place, *self.first[id(region)]))
             alive.update(dict.fromkeys(_written(instruction)))
         wanted = {r for r, dst in zip(results, call.dsts, strict=True) if dst is not None}
         self.instructions += [Free(place(slot)) for slot in alive if slot not in wanted and slot not in held]
@@ -187,37 +173,17 @@ class _Splicing:
 
     def finished(self) -> Program:
         """The whole program."""
-        addresses = (_address(kernel) for kernel in self.kernels)
-        launchers = (_launcher(kernel) for kernel in self.kernels)
         return replace(
             self.program,
             num_slots=self.slots,
             constants=tuple(self.constants),
             instructions=tuple(self.instructions),
-            kernels=tuple(address for address in addresses if address is not None),
-            launchers=tuple(launcher for launcher in launchers if launcher is not None),
+            kernels=self.kernels,
+            launchers=self.launchers,
+            keepalive=self.keepalive,
             definitions=self.definitions,
             parts=tuple(self.parts),
         )
-
-
-def _address(kernel: Loaded) -> int | None:
-    return kernel.address
-
-
-def _launcher(kernel: Loaded) -> Launcher | None:
-    return kernel.launcher
-
-
-def _merged(kernels: Sequence[Loaded]) -> tuple[Loaded, ...]:
-    """Each source once, those of a device together: the order in which they are built again."""
-    devices = dict.fromkeys(kernel.device for kernel in kernels)
-    unique: dict[tuple[str, str], Loaded] = {}
-    for device in devices:
-        for kernel in kernels:
-            if kernel.device == device:
-                unique.setdefault((device, kernel.source.text), kernel)
-    return tuple(unique.values())
 
 
 def _freed_behind(instructions: Sequence[Instruction], position: int) -> dict[int, int]:
@@ -245,10 +211,10 @@ def _written(instruction: Instruction) -> Iterable[int]:
 def _over(
     instruction: Instruction,
     slot: Callable[[int], int],
-    kernels: Mapping[int, int],
-    launchers: Mapping[int, int],
+    kernels: int,
+    launchers: int,
 ) -> Instruction:
-    """The instruction over other slots, with its kernel by another number."""
+    """The instruction over other slots; `kernels`, `launchers`: where those of its program begin."""
     match instruction:
         case Alloc() | RandomSeed():
             return replace(instruction, dst=slot(instruction.dst))
@@ -260,10 +226,10 @@ def _over(
             return replace(instruction, src=slot(instruction.src))
         case KernelCall():
             buffers = tuple(map(slot, instruction.buffers))
-            return replace(instruction, kernel=kernels[instruction.kernel], buffers=buffers)
+            return replace(instruction, kernel=kernels + instruction.kernel, buffers=buffers)
         case TritonCall():
             buffers = tuple(map(slot, instruction.buffers))
-            return replace(instruction, kernel=launchers[instruction.kernel], buffers=buffers)
+            return replace(instruction, kernel=launchers + instruction.kernel, buffers=buffers)
         case AtenCall():
             args = tuple(_value(arg, slot) for arg in instruction.args)
             kwargs = tuple((name, _value(arg, slot)) for name, arg in instruction.kwargs)

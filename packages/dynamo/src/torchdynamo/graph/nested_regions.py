@@ -96,6 +96,8 @@ class NestedRegions:
         read = list(dict.fromkeys(source for node in own for source in node.all_input_nodes if source not in inside))
         numbers = [node for node in read if isinstance(node.meta.get("val"), _NUMBERS)]
         tensors = [node for node in read if isinstance(node.meta.get("val"), torch.Tensor)]
+        if any(whole_of(node.meta["val"]) is not None for node in tensors):
+            raise InPlace("it has to do with a tensor that wraps others")
         if len(numbers) + len(tensors) < len(read):
             raise InPlace("it reads something else than tensors and numbers of what is around it")
         results = [node for node in own if any(user not in inside for user in node.users)]
