@@ -87,7 +87,7 @@ def region_of_layers() -> Program:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = torch.nn.BatchNorm1d(5, dtype=torch.float64)
+            self.norm = torch.nn.BatchNorm1d(3, dtype=torch.float64)
 
         @marked
         def forward(self, x: torch.Tensor) -> torch.Tensor:
