@@ -586,6 +586,16 @@ def without_a_batching_rule(x: torch.Tensor) -> torch.Tensor:
     return torch.vmap(lambda row: torch.histc(row, bins=3))(x.detach()[:, None] * x.detach()).sum() + x
 
 
+@getattr(torch.compiler, "nested_compile_region", lambda function: function)  # type: ignore[untyped-decorator]
+def _takes_a_number(x: torch.Tensor) -> torch.Tensor:
+    return x * x.detach().max().item()
+
+
+@case("region_in_place")
+def a_region_that_takes_a_number(x: torch.Tensor) -> torch.Tensor:
+    return _takes_a_number(x) + 1  # type: ignore[no-any-return]
+
+
 @case("library_code", whole="disabled")
 def calls_library_code(x: torch.Tensor) -> torch.Tensor:
     return _skipped(x + 1) * 2

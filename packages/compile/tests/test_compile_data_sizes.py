@@ -294,7 +294,7 @@ def _counted(x: torch.Tensor, m: torch.Tensor) -> Any:
     return chosen.cumsum(0), chosen.sin().sum(1), chosen.t()
 
 
-@pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "recompiled", "traced_late")
+@pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "recompiled")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_parts, _counted], ids=["parts", "counted"])
 def test_a_program_of_such_sizes_that_is_found_again(program: Program, dynamic: bool, tmp_path: Path) -> None:

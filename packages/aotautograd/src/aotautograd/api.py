@@ -26,15 +26,7 @@ from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
 from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of, spelt
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
-from aotautograd.passes import (
-    drop_unused_statistics,
-    eliminate_common_subexpressions,
-    eliminate_dead_code,
-    keep_refusals,
-    output_values,
-    remove_no_ops,
-    returning,
-)
+from aotautograd.passes import keep_refusals, returning, simplify
 from aotautograd.runtime import inference_callable, is_boxed, training_callable, updates_of
 from aotautograd.schemas import (
     BackwardOutline,
@@ -324,7 +316,7 @@ def _traced(
 ) -> tuple[JointGraph, JointGraph, Partition | None]:
     """The joint graph of ATen operators, what lowering makes of it, and the two halves, where there is a backward."""
     dump = compilers.dump
-    joint = trace_joint(program, example_inputs)
+    joint = trace_joint(program, example_inputs, compilers.partitioner)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
     keep_refusals(joint.module.graph)
     source = joint = simplify(joint)
@@ -464,19 +456,6 @@ def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node
     if compilers.lowering is None:
         return returning(source.module, nodes)
     return lowered_values(source, nodes, compilers.lowering)
-
-
-def simplify(joint: JointGraph) -> JointGraph:
-    """Removes what the program does not need: dead code, no-ops, repeated work."""
-    graph = joint.module.graph
-    drop_unused_statistics(graph)
-    eliminate_dead_code(graph)
-    remove_no_ops(graph, output_values(graph))
-    eliminate_common_subexpressions(graph, output_values(graph))
-    eliminate_dead_code(graph)
-    joint.module.recompile()
-    made_by(joint.module, "simplify")
-    return joint
 
 
 def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> Partition:

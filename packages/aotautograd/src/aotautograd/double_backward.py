@@ -19,6 +19,7 @@ from torch.fx.node import Argument
 from aotautograd import differentiable
 from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
+from aotautograd.flattened import flattened
 from aotautograd.inputs import sizes_of
 from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
@@ -79,6 +80,7 @@ class GradientsOnDemand:
         taken: Taken,
     ) -> None:
         self.joint = joint
+        self.flat: JointGraph | None = None  # without calls of regions
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
         self.make_kept_values = kept_values
@@ -125,7 +127,8 @@ class GradientsOnDemand:
         key = (missing, cut, torch.is_grad_enabled(), kept_values.names)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = gradient_program(self.joint, kept_values.names, missing, cut)
+            self.flat = self.flat or flattened(self.joint)
+            program = self.programs[key] = gradient_program(self.flat, kept_values.names, missing, cut)
         primals = self._readable(inputs, saved, program.reads)
         kept = kept_values(program.kept, saved, sizes)
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from primtorch.higher_order import REGION_IN_PLACE
 from primtorch.ledger import LEDGER, Effect, Event, Kind, kinds
+from primtorch.schemas import UserFrame
 
 BACKWARD_NOT_CUT = Kind(
     "backward_not_cut",
@@ -22,7 +24,7 @@ MADE_FOR_OTHER_SIZES = Kind(
     Effect.RECOMPILE,
 )
 
-KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES)
+KINDS = kinds(BACKWARD_NOT_CUT, MADE_FOR_OTHER_SIZES, REGION_IN_PLACE)
 
 
 def tell_not_cut(reason: str) -> None:
@@ -33,3 +35,8 @@ def tell_not_cut(reason: str) -> None:
 def tell_other_sizes(what: str, broken: str) -> None:
     """Tells of something that is made once more; `broken`: the guard that does not hold."""
     LEDGER.add(Event(MADE_FOR_OTHER_SIZES, what, f"it was made for {broken}" if broken else "its sizes are others"))
+
+
+def tell_in_place(reason: str, frames: tuple[UserFrame, ...]) -> None:
+    """Tells of a region's call that is traced as a part of the program around it."""
+    LEDGER.add(Event(REGION_IN_PLACE, "nested_compile_region", reason, frames))

@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
+from aotautograd.nested_regions import Regions
 from aotautograd.passes import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -29,7 +30,7 @@ from primtorch.ambient import AutocastState, autocast_state, set_autocast_state,
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, call_body, handled_by, with_bodies
+from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, call_body, handled_by, with_bodies
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -39,13 +40,24 @@ Trace = Callable[[Callable[..., object], Sequence[object]], JointGraph]
 
 
 class TracedCalls:
-    """Takes the calls of a program that `recorder` records; `trace` traces a body."""
+    """Takes the calls of a program that `recorder` records; `trace` traces a body. `regions` takes those of regions,
+    unless all are traced in place."""
 
-    def __init__(self, recorder: Recorder, trace: Trace) -> None:
+    def __init__(self, recorder: Recorder, trace: Trace, regions: Regions | None) -> None:
         self.recorder = recorder
         self.trace = trace
+        self.regions = regions
+
+    def region(self, operator: InvokeSubgraph, operands: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The results of a region's call; None where it is to be traced in place."""
+        if self.regions is None or torch._C._are_functorch_transforms_active():
+            return None
+        return self.regions.call(operator, operands)
 
     def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        if isinstance(operator, InvokeSubgraph):
+            found = self.region(operator, operands)
+            return tuple(self.run_body(operator.bodies[0], operands)) if found is None else found  # type: ignore[arg-type]
         if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
             return operator.run(*operands)
         numbers, tensors = operands[: operator.sizes], operands[operator.sizes :]

@@ -15,6 +15,14 @@ from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """An example of an input that the program around this one computes: it is no leaf."""
+
+    requires_grad: bool
+    is_leaf: bool = False
+
+
 @dataclass(slots=True)
 class ProgramInputs:
     """The flat inputs of a program, faked. `values[i]` is a fake tensor, a SymInt, a SymFloat or a constant."""
@@ -66,7 +74,7 @@ def bind_inputs(program: object, example_inputs: Sequence[object]) -> ProgramInp
     is_leaf: dict[int, bool] = {}
     for i, (value, example) in enumerate(zip(described, examples, strict=True)):
         if isinstance(value, (torch.Tensor, TensorSpec)):
-            judge = example if isinstance(example, torch.Tensor) else value
+            judge = example if isinstance(example, (torch.Tensor, Computed)) else value
             requires_grad[i] = judge.requires_grad
             is_leaf[i] = bool(getattr(judge, "is_leaf", True))
             value = fake_mode.from_spec(spec_of(value))

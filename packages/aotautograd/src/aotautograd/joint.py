@@ -27,19 +27,20 @@ from aotautograd.gradients import arrange, share_memory
 from aotautograd.higher_order import TracedCalls
 from aotautograd.history import freed_behind
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
+from aotautograd.nested_regions import Regions, RegionsInPlace
 from aotautograd.overlap import Program, Rebased
-from aotautograd.partitioners import is_backward, is_tensor
+from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import JointGraph, KeptMemory, ProgramMetadata, Values
+from aotautograd.schemas import JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import PROGRAMS_OVER_SYMBOLS, FakeMode
 from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
-from primtorch.higher_order import handled_by
+from primtorch.higher_order import InvokeSubgraph, handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.pullbacks import is_pullback
@@ -49,7 +50,9 @@ from primtorch.symbolic.numbers import is_symbolic
 aten = torch.ops.aten
 
 
-def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGraph:
+def trace_joint(
+    program: Program, example_inputs: Sequence[object], partitioner: Partitioner = default_partition
+) -> JointGraph:
     """The joint graph of `program`, a function of flat inputs to a flat sequence of outputs.
 
     The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
@@ -57,6 +60,7 @@ def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGrap
 
     Numbers that the program takes out of tensors, and sizes that depend on data where it branches on them, are those of
     the example inputs; `JointGraph.guard` and `ProgramMetadata.assumptions` say for which inputs the graph holds.
+    `partitioner` cuts the regions of the program (`InvokeSubgraph`), each of which is a node.
 
     Raises:
         AotAutogradError: what a functional graph cannot express, with the user's line.
@@ -65,8 +69,8 @@ def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGrap
     """
     if torch.is_inference_mode_enabled():  # its tensors count no writes and have no views to follow
         with torch.inference_mode(False), torch.no_grad():
-            return trace_joint(program, example_inputs)
-    manner = _Manner()
+            return trace_joint(program, example_inputs, partitioner)
+    manner = _Manner(partitioner)
     while True:
         try:
             with preserved():
@@ -75,6 +79,8 @@ def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGrap
             if manner.fix_sizes:
                 raise
             manner = replace(manner, fix_sizes=True)
+        except RegionsInPlace:
+            manner = replace(manner, partitioner=None)
         except _TraceAgain as found:
             manner = replace(manner, **found.manner)
 
@@ -83,6 +89,7 @@ def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGrap
 class _Manner:
     """How to trace, where it is not the plain way: a trace may find out that another one is needed."""
 
+    partitioner: Partitioner | None  # what cuts regions; None: they are traced in place
     fix_sizes: bool = False  # sizes that depend on data are those of the examples
     apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
     accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
@@ -122,13 +129,15 @@ def _traced(
     examples = (bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     recorder.values = example_values(*examples)
     recorder.examples = tried_values(*examples) if manner.untraced else None
-    with _tracing(recorder, bound.fake_mode):
+    regions = Regions(recorder, trace_joint, manner.partitioner) if manner.partitioner is not None else None
+    nested = TracedCalls(recorder, trace_joint, regions)
+    with _tracing(recorder, bound.fake_mode, nested):
         flat, leaves = _wrap_inputs(bound, starts)
         given = _aliased(flat, manner.restrided)
         recorder.follows_history = bool(leaves)
         calls = InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes))
         with calls:
-            outputs = _run_program(recorder, program, given, calls.present)
+            outputs = _run_program(recorder, program, given, calls.present, nested)
         given, outputs = calls.present.of((given, outputs))
         restrided = manner.restrided | {p for p in starts if torch._functionalize_has_metadata_mutation(flat[p])}  # type: ignore[attr-defined]
         if restrided != manner.restrided:
@@ -143,7 +152,7 @@ def _traced(
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
-        with _tracing(recorder, bound.fake_mode), bound.fake_mode.asking():
+        with _tracing(recorder, bound.fake_mode, nested), bound.fake_mode.asking():
             try:
                 if manner.apart:
                     failing = failing_backwards(recorder, values, tangents, list(leaves.values()))
@@ -245,7 +254,7 @@ _CHOICES = {state.write: state for state in ATTENTION}
 
 
 @contextlib.contextmanager
-def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
+def _tracing(recorder: Recorder, fake_mode: FakeMode, nested: TracedCalls) -> Iterator[None]:
     # The vendor's batch norm and recurrent kernels have private formats of saved values; without them the ordinary
     # operators arrive.
     # Anomaly mode would look for NaN in values that are not there yet.
@@ -259,7 +268,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
         fake_mode,
         recorder,
         functional_region(),
-        handled_by(TracedCalls(recorder, trace_joint)),
+        handled_by(nested),
     ):
         try:
             yield
@@ -303,13 +312,15 @@ def _aliased(flat: Values, places: frozenset[int]) -> Values:
         return [aten.alias.default(value) if place in places else value for place, value in enumerate(flat)]
 
 
-def _run_program(recorder: Recorder, program: Program, flat: Values, present: PresentViews) -> Values:
+def _run_program(
+    recorder: Recorder, program: Program, flat: Values, present: PresentViews, nested: TracedCalls
+) -> Values:
     if isinstance(program, Rebased):
         inputs = program.inputs_of(flat)
-        outputs = _run_program(recorder, program.program, inputs, present)
+        outputs = _run_program(recorder, program.program, inputs, present, nested)
         return program.outputs_of(inputs, present.of(inputs), present.of(outputs))
     if isinstance(program, fx.GraphModule):
-        return _interpret(recorder, program, flat, present)
+        return _interpret(recorder, program, flat, present, nested)
     recorder.user_node(())
     with noting():
         found = program(*flat)
@@ -334,7 +345,9 @@ def _call(
     return PROGRAMS_OVER_SYMBOLS.get(function, function)(*args, **kwargs)
 
 
-def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews) -> Values:
+def _interpret(
+    recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews, nested: TracedCalls
+) -> Values:
     """Runs the graph node by node, so that each operator knows the user's line."""
     values: dict[fx.Node, Any] = {}
     inputs = iter(flat)
@@ -354,7 +367,11 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: present.of(values[n]))
                 function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
-                if node.op == "call_function":
+                if isinstance(node.target, InvokeSubgraph):
+                    found = nested.region(node.target, args)
+                    body: Any = node.target.bodies[0]
+                    values[node] = _interpret(recorder, body, args, present, nested) if found is None else found
+                elif node.op == "call_function":
                     values[node] = _call(recorder, node.target, args, kwargs)
                     if node.target in _CHOICES:
                         note([_CHOICES[node.target]])

@@ -12,11 +12,12 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
-from aotautograd.schemas import HISTORY, PHASE, STAND_IN
+from aotautograd.schemas import HISTORY, PHASE, STAND_IN, JointGraph
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of, returns_alias, viewed
 from primtorch.prims import Prim
+from primtorch.printing import made_by
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -347,3 +348,16 @@ def drop_unused_statistics(graph: fx.Graph) -> int:
             node.args = tuple(None if i in unused else a for i, a in enumerate(node.args))
             changed += 1
     return changed
+
+
+def simplify(joint: JointGraph) -> JointGraph:
+    """Removes what the program does not need: dead code, no-ops, repeated work."""
+    graph = joint.module.graph
+    drop_unused_statistics(graph)
+    eliminate_dead_code(graph)
+    remove_no_ops(graph, output_values(graph))
+    eliminate_common_subexpressions(graph, output_values(graph))
+    eliminate_dead_code(graph)
+    joint.module.recompile()
+    made_by(joint.module, "simplify")
+    return joint

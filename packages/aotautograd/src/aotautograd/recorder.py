@@ -286,11 +286,12 @@ class Recorder(DispatchMode):
         self._attach(node, out)
         return node
 
-    def call_graphs(self, target: HigherOrder, args: tuple[object, ...], out: object) -> None:
+    def call_graphs(self, target: HigherOrder, args: tuple[object, ...], out: object) -> fx.Node:
         """The node of an operator over graphs. It is looked up nowhere, and lives as long as the graph."""
         node = self.graph.create_node("call_function", target, (), {}, target.name)
         _set_arguments(node, args)
         self._attach(node, out)
+        return node
 
     def _node(self, target: Target, args: tuple[object, ...], kwargs: dict[str, Argument]) -> fx.Node:
         node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)

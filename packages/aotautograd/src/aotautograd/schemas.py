@@ -29,6 +29,7 @@ Opset = Literal["prims", "core_aten"]
 # node.meta key: a `History`, or a `FunctionResult`, where the value's history is not the operators' that made it
 HISTORY = "history"
 STAND_IN = "stand_in"  # node.meta key of a node that a pass has taken out: the node of the same value
+REGION = "region"  # node.meta key of both halves of a region's call: its `RegionCall`
 PHASE = "phase"  # node.meta key: "forward" or "backward", the half of the program that recorded the node
 
 
@@ -348,6 +349,42 @@ class Partition:
 
 
 Partitioner = Callable[[JointGraph], Partition]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedRegion:
+    """A part of a program, traced for all calls with operands that are alike.
+
+    Attributes:
+        joint: of ATen's operators; the two graphs were cut out of it.
+        forward: gives the joint's forward values, then what is kept and is neither an operand nor one of them.
+        backward: takes numbers, what is kept and tangents; gives the gradients. None where there is no backward.
+        kept: for each kept tensor the place of the result that it is, or of the operand p as -1 - p.
+        names: of the joint's nodes, by the places of results behind the forward values.
+        numbers: places of the operands that are numbers which the backward takes.
+        tangents: placeholders of the backward.
+        gradients: for each gradient of the joint its place among the backward's results; None for None.
+        without_history: places of results behind the forward values that no derivative passes.
+    """
+
+    joint: JointGraph
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule | None = None
+    kept: tuple[int, ...] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()
+    tangents: tuple[torch.fx.Node, ...] = ()
+    gradients: tuple[int | None, ...] = ()
+    without_history: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RegionCall:
+    """One call of a region: its forward's node and its backward's have this in common."""
+
+    region: TracedRegion
+
+
 Example: TypeAlias = TensorSpec | IntExpr | FloatExpr | int | float
 """What a placeholder stands for."""
 

@@ -29,6 +29,7 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
+from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
@@ -120,7 +121,7 @@ def key_of(gm: fx.GraphModule, rows: Hashable | None, options: CompileOptions) -
     known = facts(gm)
     text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(global_state()), repr(known)]
     text.append(str(torch.are_deterministic_algorithms_enabled()))
-    for node in gm.graph.nodes:
+    for node in _nodes(gm):
         value = node.meta.get("val")
         if node.op == "placeholder":
             if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat)):
@@ -131,7 +132,7 @@ def key_of(gm: fx.GraphModule, rows: Hashable | None, options: CompileOptions) -
             devices.add(value.device)
         if node.op == "call_function":
             try:
-                text.append(name_of(node.target))
+                text.append(node.target.name if isinstance(node.target, InvokeSubgraph) else name_of(node.target))
             except NotExportable:
                 return None
             if isinstance(node.target, OpOverload) and node.target.namespace != "aten":
@@ -142,9 +143,25 @@ def key_of(gm: fx.GraphModule, rows: Hashable | None, options: CompileOptions) -
             return None
         text.append(f"{device_type} {dict(held)}")
     for row in rows[2 + len(known) :]:
-        assert isinstance(row, tuple)
-        text.append(repr([part if isinstance(part, str) else "" for part in row]))  # targets are above
+        text.append(repr(_texts(row)))
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:40]
+
+
+def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph and of the regions that it calls."""
+    for node in gm.graph.nodes:
+        yield node
+        if isinstance(node.target, InvokeSubgraph):
+            (body,) = node.target.bodies
+            assert isinstance(body, fx.GraphModule)
+            yield from _nodes(body)
+
+
+def _texts(row: object) -> object:
+    """A row of a graph's signature without what no other process knows: its target, unless that is a region."""
+    if isinstance(row, tuple):
+        return [_texts(part) for part in row]
+    return row if isinstance(row, (str, int)) else ""
 
 
 def cache_key(content: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import fx
 
-from primtorch.higher_order import HigherOrder
+from primtorch.higher_order import HigherOrder, InvokeSubgraph
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
 from primtorch.wrappers import whole_of
@@ -25,9 +25,22 @@ def signature(gm: fx.GraphModule) -> Hashable | None:
 
     None if the graph holds objects of its own.
     """
-    rows: list[Hashable] = [global_state(), function_modes(), *facts(gm)]
+    rows = _rows(gm)
+    return None if rows is None else (global_state(), function_modes(), *facts(gm), *rows)
+
+
+def _rows(gm: fx.GraphModule) -> list[Hashable] | None:
+    """The nodes of a graph; of a region's call, with those of the region."""
+    rows: list[Hashable] = []
     for node in gm.graph.nodes:
-        if node.op in ("get_attr", "call_module") or isinstance(node.target, HigherOrder):
+        target: Hashable = node.target
+        if isinstance(target, InvokeSubgraph):
+            (body,) = target.bodies
+            inner = _rows(body) if isinstance(body, fx.GraphModule) else None
+            if inner is None:
+                return None
+            target = (target.sizes, *inner)
+        if node.op in ("get_attr", "call_module") or isinstance(target, HigherOrder):
             return None
         if not _is_plain((node.args, node.kwargs)):
             return None
@@ -39,8 +52,8 @@ def signature(gm: fx.GraphModule) -> Hashable | None:
             held = node.meta.get("val")
             tensor = isinstance(held, torch.Tensor)
             value = f"{TensorSpec.of(held)!r} {held.requires_grad} {type(held)}" if tensor else repr(held)
-        rows.append((node.op, node.name, node.target, repr(node.args), repr(node.kwargs), value))
-    return tuple(rows)
+        rows.append((node.op, node.name, target, repr(node.args), repr(node.kwargs), value))
+    return rows
 
 
 def facts(gm: fx.GraphModule) -> tuple[str, ...]:

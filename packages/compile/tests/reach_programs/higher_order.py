@@ -71,5 +71,33 @@ def region() -> Program:
     def layer(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (x * scale).tanh() + x
 
-    marked = getattr(torch.compiler, "nested_compile_region", lambda function: function)(layer)
-    return lambda x: functools.reduce(marked, [x[0], x[1], x[2]], x)
+    return functools.partial(reduced, marked(layer))
+
+
+def reduced(layer: Program, x: torch.Tensor) -> Any:
+    return functools.reduce(layer, [x[0], x[1], x[2]], x)
+
+
+def marked(function: Program) -> Program:
+    return getattr(torch.compiler, "nested_compile_region", lambda function: function)(function)  # type: ignore[no-any-return]
+
+
+@maker(HIGHER, "a nested compile region that is a module with batch norm and dropout")
+def region_of_layers() -> Program:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+
+        @marked
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.nn.functional.dropout(self.norm(x).relu(), 0.0, self.training)  # type: ignore[no-any-return]
+
+    return torch.nn.Sequential(Layer(), Layer(), Layer())
+
+
+@maker(HIGHER, "a nested compile region within another, and a checkpoint within that")
+def region_of_regions() -> Program:
+    inner = marked(lambda x: checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False) * 2)
+    outer = marked(lambda x: inner(inner(x)).tanh() + x)
+    return lambda x: outer(outer(x))

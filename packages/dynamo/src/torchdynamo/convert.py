@@ -196,6 +196,8 @@ def _convert(
         emitted = _emitted(state, generated, finished)
         for operator, where in outside.recorder.looped.items():
             state.stats.ledger.add(Event(LOOPED_BATCH, state.function.__qualname__, operator, where))
+        for event in outside.recorder.nested.in_place:
+            state.stats.ledger.add(event)
         if frames is not None and state.stats.ledger.events == told:  # what was told is to be told again
             text = frames.written(emitted, outside)
     try:

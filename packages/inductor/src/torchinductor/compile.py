@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import fx
 
-from primtorch.higher_order import HigherOrder, with_bodies
+from primtorch.higher_order import HigherOrder, InvokeSubgraph, with_bodies
 from primtorch.ledger import LEDGER, Event, Ledger
 from primtorch.printing import body_names
 from torchinductor.cache import DiskCache
@@ -42,6 +42,7 @@ from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
+from torchinductor.spliced import Region, spliced
 
 Dump = Callable[[str, str], None]
 Watch = Callable[[str, int, int], None]
@@ -67,6 +68,7 @@ class CompiledGraph:
     _run: Run
     _consume: Run
     kept: KeptGraph | None = None
+    _sources: tuple[tuple[str, tuple[KernelSource, ...]], ...] = ()
 
     def __call__(self, *inputs: Value) -> list[Value]:
         return self._run(list(inputs))
@@ -111,6 +113,7 @@ class KeptGraph:
 
     Attributes:
         memory: of a call with the sizes that it was compiled with.
+        sources: what is built together; that of regions is apart.
     """
 
     program: Program  # without kernels and constants
@@ -171,6 +174,7 @@ def compile_graph(
     clock.lap("build")
     origins = Origins.of(gm)
     program = _program(lowered, operations, sources, built, options, origins)
+    program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
     clock.lap("emit")
     run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
@@ -178,13 +182,12 @@ def compile_graph(
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
     stats = _stats(gm, operations, built, clock, program, origins)
-    unique = tuple((device, tuple(found)) for device, (found, _) in sources.items())
     bare = replace(program, kernels=(), launchers=(), keepalive=(), constants=())
     constants = _kept_constants(program)
     kept = None
     if constants is not None:
         kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, stats.memory)
-    return CompiledGraph(program, stats, files, run, consume, kept)
+    return CompiledGraph(program, stats, files, run, consume, kept, unique)
 
 
 def load_graph(
@@ -198,19 +201,19 @@ def load_graph(
     """
     options = options or InductorOptions()
     clock = _Clock()
-    built = {device: codegen_for(device).build(unique, options) for device, unique in kept.sources}
+    built = [codegen_for(device).build(unique, options) for device, unique in kept.sources]
     clock.lap("build")
     program = replace(
         kept.program,
-        kernels=tuple(address for made in built.values() for address in made.addresses),
-        launchers=tuple(launcher for made in built.values() for launcher in made.launchers),
-        keepalive=tuple(held for made in built.values() for held in made.keepalive),
+        kernels=tuple(address for made in built for address in made.addresses),
+        launchers=tuple(launcher for made in built for launcher in made.launchers),
+        keepalive=tuple(held for made in built for held in made.keepalive),
         constants=tuple((constant.slot, constant.tensor()) for constant in kept.constants),
     )
     run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
-    files = {name: text for b in built.values() for name, text in b.files.items()}
-    hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
+    files = {name: text for b in built for name, text in b.files.items()}
+    hits, misses = (sum(getattr(b, name) for b in built) for name in ("cache_hits", "cache_misses"))
     counts = kept.nodes, kept.kernels, kept.aten_calls
     stats = GraphStats(*counts, clock.seconds, hits, misses, kept.memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, kept)
@@ -285,29 +288,38 @@ def bodies_of(call: Callable[..., object]) -> list[CompiledGraph]:
     return [body for body in bodies if isinstance(body, CompiledGraph)]
 
 
+def _region_of(call: Callable[..., object]) -> Region | None:
+    if not isinstance(call, CompiledBodies) or not isinstance(call.operator, InvokeSubgraph):
+        return None
+    (body,) = call.operator.bodies
+    assert isinstance(body, CompiledGraph)
+    return Region(body.program, body._sources)
+
+
 @dataclass(frozen=True)
 class _Bodies:
-    """Compiles the graphs that an operator over graphs runs: each is a program of its own, which the operator calls.
+    """Compiles the graphs that operators over graphs run: each is a program of its own, which the operators call.
 
-    Such a call is no part of a CUDA graph.
+    Such a call is no part of a CUDA graph, but for that of a region, whose program becomes a part of the one that calls
+    it (`spliced`).
     """
 
     options: InductorOptions
     dump: Dump | None
     ledger: Ledger
     title: str
+    compiled: dict[fx.GraphModule, CompiledGraph] = field(default_factory=dict)
 
     def __call__(self, node: fx.Node) -> CompiledBodies:
         operator = node.target
         assert isinstance(operator, HigherOrder)
-        options, compiled = replace(self.options, cuda_graphs=False), []
+        options = replace(self.options, cuda_graphs=False)
         for body, name in zip(operator.bodies, body_names(node), strict=True):
             assert isinstance(body, fx.GraphModule)
-            dump = None if self.dump is None else partial(_dump_as, self.dump, name)
-            compiled.append(
-                compile_graph(body, (), options, dump=dump, ledger=self.ledger, title=f"{self.title} {name}")
-            )
-        return CompiledBodies(with_bodies(operator, compiled))
+            if body not in self.compiled:
+                dump, title = None if self.dump is None else partial(_dump_as, self.dump, name), f"{self.title} {name}"
+                self.compiled[body] = compile_graph(body, (), options, dump=dump, ledger=self.ledger, title=title)
+        return CompiledBodies(with_bodies(operator, [self.compiled[body] for body in operator.bodies]))  # type: ignore[index]
 
 
 def _dump_as(dump: Dump, prefix: str, name: str, text: str) -> None:
@@ -414,14 +426,19 @@ def _stats(
     program: Program,
     origins: Origins,
 ) -> GraphStats:
-    bodies = [body for o in operations if isinstance(o, ExternCall) for body in bodies_of(o.op)]
+    calls = [o for o in operations if isinstance(o, ExternCall)]
+    bodies = [body for o in calls for body in bodies_of(o.op)]
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
         kernels=sum(isinstance(o, Launched) for o in operations) + sum(b.stats.kernels for b in bodies),
-        aten_calls=sum(isinstance(o, ExternCall) for o in operations),
+        aten_calls=sum(1 if (r := _region_of(o.op)) is None else _calls_of(r) for o in calls),
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),
         cache_misses=sum(b.cache_misses for b in built.values()),
         memory=memory_of(program, origins.sizes),
         parts=program.parts,
     )
+
+
+def _calls_of(region: Region) -> int:
+    return sum(not part.generated for part in region.program.parts)

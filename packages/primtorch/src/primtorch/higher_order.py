@@ -1,4 +1,4 @@
-"""Operators that run graphs: a branch, a loop over slices, a loop while a condition holds.
+"""Operators that run graphs: a branch, a loop over slices, a loop while a condition holds, a part of the program.
 
 Each is a frozen record that holds its bodies and is called with flat operands, so that a graph has it as the target of
 a `call_function` node. Its operands are `sizes` numbers, then tensors; a body takes the same numbers first. A call runs
@@ -6,7 +6,8 @@ the bodies as Python would, under whatever autograd records, unless somebody who
 (`handled_by`): tracing a body is the tracer's business, and so is its derivative.
 
 A derivative is an operator of the same kinds, over bodies that compute a body again and pull the gradients back through
-it (`Pullback`): what a body computes is not kept.
+it (`Pullback`): what a body computes is not kept. That of a part of the program (`InvokeSubgraph`) is the tracer's: it
+keeps what autograd would.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import fx
 from primtorch.ambient import AutocastState, autocast_state, set_autocast_state
 from primtorch.arguments import TensorLike
 from primtorch.errors import NoDerivative
+from primtorch.ledger import Effect, Kind
 from primtorch.spec import Size, TensorSpec, spec_of
 
 Body = Callable[..., Sequence[Any]]
@@ -370,6 +372,37 @@ class WhileLoopDerivative(HigherOrder):
 
 def _as_carry(value: TensorLike) -> TensorSpec:
     return row_major(value.shape, value)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InvokeSubgraph(HigherOrder):
+    """A part of the program that the program calls several times: `region(*operands)`.
+
+    Calls of one body share it, so that it is traced, lowered and compiled once for operands that are alike. A body as
+    captured may do what a program may: write to its operands, give views of them. One that was traced is functional.
+    """
+
+    labels = ("region",)
+    name = "invoke_subgraph"
+
+    def run(self, *operands: object) -> Values:
+        return tuple(self._runners()[0](*operands))
+
+    def given(self, operands: Values) -> tuple[Values, ...]:
+        return (operands[self.sizes :],)
+
+    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
+        return tuple(map(spec_of, found[0]))
+
+
+REGION_IN_PLACE = Kind(
+    "region_in_place",
+    "a call of a function marked with nested_compile_region is compiled as a part of the graph around it, and not once"
+    " for all calls: the function does what a graph of its own cannot, or its results are tied to what is around it",
+    "nothing, as its values are the same; for one compilation let the function take and return tensors, and give no"
+    " result that another of its results is computed from",
+    Effect.PLAIN,
+)
 
 
 def slice_of(value: object) -> TensorSpec:

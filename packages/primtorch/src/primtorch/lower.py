@@ -106,6 +106,7 @@ class _Lowering:
         self.preserve = preserve
         self.fresh = fresh
         self.opset = opset
+        self.bodies: dict[fx.GraphModule, fx.GraphModule] = {}  # of operators over graphs, lowered: calls may share one
         self.graph = fx.Graph()
         self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None, walks_windows)
         self.env: dict[fx.Node, Any] = {}
@@ -196,13 +197,14 @@ class _Lowering:
 
     def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[object, ...]) -> object:
         """The operator over lowered bodies, with its operands laid out as the bodies have them."""
-        bodies = []
         for body in operator.bodies:
             assert isinstance(body, fx.GraphModule)
-            count = sum(len(n.args[0]) for n in body.graph.nodes if n.op == "output")  # type: ignore[arg-type]
-            preserve, fresh = tuple(self.preserve), (True,) * count
-            bodies.append(lower(body, self.opset, preserve, fresh=fresh, walks_windows=self.b.walks_windows))
-        lowered = with_bodies(operator, bodies)
+            if body not in self.bodies:
+                count = sum(len(n.args[0]) for n in body.graph.nodes if n.op == "output")  # type: ignore[arg-type]
+                preserve, fresh = tuple(self.preserve), (True,) * count
+                made = lower(body, self.opset, preserve, fresh=fresh, walks_windows=self.b.walks_windows)
+                self.bodies[body] = made
+        lowered = with_bodies(operator, [self.bodies[body] for body in operator.bodies])  # type: ignore[index]
         return self.b.record(lowered, self.as_traced(node, args), {}, _described(node.meta["val"]), node.name)
 
     def as_traced(

@@ -43,6 +43,7 @@ def graph_text(gm: fx.GraphModule, name: str = "forward", heading: str = "") -> 
     parameters: list[tuple[str, str]] = []
     body: list[tuple[str, str]] = []
     place: UserFrame | None = None
+    bodies = _Bodies()
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             parameters.append((f"    {node.name},", _described(node)))
@@ -54,25 +55,35 @@ def graph_text(gm: fx.GraphModule, name: str = "forward", heading: str = "") -> 
         if node.op == "output":
             body.append((f"    return {_argument(node.args[0])}", ""))
         else:
-            body.append((f"    {node.name} = {_call(node)}", _described(node)))
+            body.append((f"    {node.name} = {_call(node, bodies)}", _described(node)))
     passes = gm.meta.get(MADE_BY, ())
     top = [f"# made by {', '.join(passes)}"] if passes else []
     top += [f"# {line}".rstrip() for line in heading.splitlines()]
-    nested = [line for node in gm.graph.nodes for line in _bodies(node)]
-    return "\n".join([*top, f"def {name}(", *_aligned(parameters), "):", *nested, *_aligned(body)]) + "\n"
+    return "\n".join([*top, f"def {name}(", *_aligned(parameters), "):", *bodies.lines, *_aligned(body)]) + "\n"
 
 
-def _bodies(node: fx.Node) -> Iterator[str]:
-    """The graphs that an operator over graphs runs, as functions within the function, which the call names."""
-    if isinstance(node.target, HigherOrder):
-        for body, label in zip(node.target.bodies, body_names(node), strict=True):
-            if isinstance(body, fx.GraphModule):
-                yield from textwrap.indent(graph_text(body, label), "    ").splitlines()
-                yield ""
+class _Bodies:
+    """The graphs that operators over graphs run, as functions within the function, which the calls name. One that
+    several calls share is there once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def named(self, node: fx.Node) -> list[str]:
+        """What the node's bodies are called."""
+        found = []
+        for body, label in zip(node.target.bodies, body_names(node), strict=True):  # type: ignore[union-attr]
+            if isinstance(body, fx.GraphModule) and id(body) not in self._names:
+                self._names[id(body)] = label
+                self.lines += [*textwrap.indent(graph_text(body, label), "    ").splitlines(), ""]
+            found.append(self._names.get(id(body), label))
+        return found
 
 
 def body_names(node: fx.Node) -> list[str]:
-    """What the bodies of a node that calls an operator over graphs are called in the graph's text."""
+    """What the bodies of a node that calls an operator over graphs are called in the graph's text, unless an earlier
+    node has them, too."""
     return [f"{node.name}_{label}" for label in node.target.labels]  # type: ignore[union-attr]
 
 
@@ -116,7 +127,7 @@ def _line(frame: UserFrame) -> str:
     return f"{PurePath(frame.file).name}:{frame.line}, in {frame.function}" + (f": {text}" if text else "")
 
 
-def _call(node: fx.Node) -> str:
+def _call(node: fx.Node, bodies: _Bodies) -> str:
     arguments = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
     if node.op == "get_attr":
         return f"self.{node.target}"
@@ -127,7 +138,7 @@ def _call(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return f"{arguments[0]}[{arguments[1]}]"
     if isinstance(node.target, HigherOrder):
-        arguments = [*body_names(node), *arguments]
+        arguments = [*bodies.named(node), *arguments]
     return f"{_target(node.target)}({', '.join(arguments)})"
 
 

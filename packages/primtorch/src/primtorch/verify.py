@@ -27,13 +27,15 @@ def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOver
     Raises:
         NotClosed: names the first node that does not, with the user's frames.
     """
+    bodies: dict[int, fx.GraphModule] = {}
     for node in gm.graph.nodes:
         reason = _reason(node, opset, preserve)
         if reason is not None:
             raise NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
         if isinstance(node.target, HigherOrder):
-            for body in node.target.bodies:
-                verify(body, opset, preserve)  # type: ignore[arg-type]
+            bodies.update((id(body), body) for body in node.target.bodies)  # type: ignore[misc]
+    for body in bodies.values():
+        verify(body, opset, preserve)
 
 
 def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str | None:

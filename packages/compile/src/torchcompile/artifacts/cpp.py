@@ -18,7 +18,7 @@ from primtorch.builder import as_spec
 from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.errors import PrimTorchError
 from primtorch.fake import FakeMode
-from primtorch.higher_order import HigherOrder
+from primtorch.higher_order import HigherOrder, InvokeSubgraph
 from primtorch.ledger import Ledger
 from primtorch.lower import SIZE_FUNCTIONS, lower
 from primtorch.prims import Prim
@@ -76,7 +76,7 @@ def save_cpp(
 
 def _refuse(exported: Exported) -> None:
     for node in exported.graph.graph.nodes:
-        if isinstance(node.target, HigherOrder):
+        if isinstance(node.target, HigherOrder) and not isinstance(node.target, InvokeSubgraph):
             told = f"{node.target.name} cannot run without Python, which calls the graphs in it"
             raise ArtifactError(told + _line(node))
     for node in exported.graph.graph.find_nodes(op="placeholder"):

@@ -167,6 +167,8 @@ class Calls:
         if kind in TENSOR_METACLASSES:
             return self.overrides.makes(fn, args, kwargs)
         if isinstance(fn, torch._ops.HigherOrderOperator):
+            if fn.__name__ == "invoke_subgraph" and len(args) > 1 and not kwargs:
+                return self._nested_region(args[0], args[2:], kwargs)
             raise BreakGraph("higher_order_operator", f"call of torch.ops.higher_order.{fn.__name__}")
         return MISSING
 
@@ -179,9 +181,10 @@ class Calls:
         mark = mark_of(fn)
         if mark is not None:
             return self._marked(mark, fn, args, kwargs)
-        for name in _WRITTEN_BEHIND:
-            if name in fn.__dict__:
-                return Redirect(fn.__dict__[name], args, kwargs)
+        if _INLINED in fn.__dict__:
+            return Redirect(fn.__dict__[_INLINED], args, kwargs)
+        if _REGION in fn.__dict__:
+            return self._nested_region(fn.__dict__[_REGION], args, kwargs)
         module = torch_functions.home_of(fn)
         if fn in torch_calls.ANSWERS:
             return torch_calls.ANSWERS[fn]
@@ -463,6 +466,12 @@ class Calls:
         self.interpreter.tail_call = False
         return call_checkpointed(self.outside, self.world, args, kwargs)
 
+    def _nested_region(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        self.interpreter.tail_call = False
+        recorder = self.outside.recorder
+        with recorder.nested.called(getattr(fn, "__qualname__", type(fn).__qualname__), recorder.user_frames()):
+            return self.world.call(fn, args, kwargs)
+
     def _along(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
         return getattr(self.transforms, fn.__name__)(*args, **kwargs)
@@ -718,7 +727,7 @@ _ASKS_FOR_OVERRIDES = (
     torch._C._has_torch_function_variadic,
 )
 # Where torch keeps the function as written: behind what torch.compile and nested_compile_region made of it.
-_WRITTEN_BEHIND = ("_torchdynamo_inline", "__marked_compile_region_fn__")
+_INLINED, _REGION = "_torchdynamo_inline", "__marked_compile_region_fn__"
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 
 

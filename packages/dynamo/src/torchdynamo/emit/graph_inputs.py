@@ -45,6 +45,7 @@ def finish_graph(outside: Outside, codegen: Codegen, floats: bool) -> list[Graph
     graph.output(tuple(codegen.outputs))
     erase_dead_nodes(graph)
     recorder.regions.finish()
+    recorder.nested.outline()
     needed = _symbols_in_sizes(graph)
     for name in needed:
         if name in recorder.symbol_nodes:

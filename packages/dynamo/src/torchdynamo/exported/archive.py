@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
-from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop
+from primtorch.higher_order import Cond, HigherOrder, InvokeSubgraph, Scan, WhileLoop
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -176,7 +176,7 @@ def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
     return rows
 
 
-_OVER_BODIES: Mapping[str, type[HigherOrder]] = {kind.name: kind for kind in (Cond, Scan, WhileLoop)}
+_OVER_BODIES: Mapping[str, type[HigherOrder]] = {kind.name: kind for kind in (Cond, InvokeSubgraph, Scan, WhileLoop)}
 _NUMBERS_OF_LOOPS = ("carries", "mapped", "reverse")
 
 

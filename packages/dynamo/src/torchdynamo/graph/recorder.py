@@ -34,6 +34,7 @@ from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.jagged import Jagged, stands_for_one
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
+from torchdynamo.graph.nested_regions import NestedRegions
 from torchdynamo.graph.places import at_places
 from torchdynamo.graph.quantised import Quantised
 from torchdynamo.graph.regions import Regions
@@ -122,6 +123,7 @@ class Recorder:
     ) -> None:
         self.graph = fx.Graph()
         self.regions = Regions(self.graph)
+        self.nested = NestedRegions(self.regions)
         self.conditions = Conditions(user_frames)
         self.taken = TakenNumbers(self)
         self.choices = Choices(self)
