@@ -62,6 +62,11 @@ CASES: dict[str, Case] = {
         lambda x, n: x.split([n.item(), x.shape[0] - n.item()]), ((1,), (3,), (4,)), ((5,), (-1,), (FAR,), (-FAR,))
     ),
     "views of one result": Case(views_of_one_result, ((1,), (3,), (0,)), ((4,), (-1,), (FAR,), (-FAR,))),
+    "views of two results": Case(
+        lambda x, n: (*views_of_one_result(x, n[0]), *views_of_one_result(x * 3, n[1])),
+        ((1, 2), (3, 0), (0, 3), (2, 2)),
+        ((4, 1), (1, 4), (-1, 1), (1, FAR), (-FAR, 2)),
+    ),
     "asserted rows": Case(first_rows, ((1,), (4,), (0,)), ((5,), (-1,), (FAR,), (-FAR,))),
     "an asserted row": Case(row, ((1,), (3,), (0,)), ((4,), (-1,), (FAR,), (-FAR,))),
     "narrow": Case(

@@ -35,7 +35,7 @@ from aotautograd.schemas import (
 )
 from primtorch.functionalize import unwrap
 from primtorch.memory import returns_alias
-from primtorch.symbolic import expr_of, shape_env_of
+from primtorch.symbolic import expr_as_given, shape_env_of
 
 aten = torch.ops.aten
 _autograd: Any = torch._C._autograd
@@ -173,7 +173,7 @@ def _numbers_of_data(
         for size in tree_leaves([(step.args, step.kwargs) for step in steps]):
             env = shape_env_of(size) if isinstance(size, torch.SymInt) else None
             if env is not None:
-                found |= {name: env.named(name) for name in sorted(expr_of(size).symbols() - known)}
+                found |= {name: env.named(name) for name in sorted(expr_as_given(size).symbols() - known)}
     return found
 
 

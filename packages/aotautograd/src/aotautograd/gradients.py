@@ -108,5 +108,5 @@ def sources_of(infos: Sequence[GradientInfo], kept_symbols: Sequence[str]) -> tu
 def _views(
     steps: Sequence[ViewStep], kept_symbols: Sequence[str]
 ) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
-    replay = replay_of(steps)
+    replay = replay_of(steps, spell=expr_of)
     return lambda base, kept: replay(base, dict(zip(kept_symbols, kept, strict=True)))

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from aotautograd.schemas import ViewStep
-from primtorch.symbolic import expr_of
+from primtorch.symbolic import IntExpr, expr_as_given
 
+Spell = Callable[[torch.SymInt], IntExpr]
 _Arguments = Callable[[Mapping[str, int]], tuple[object, ...]]
 # an operator, its arguments, those that it takes by name, their names
 _Prepared = tuple[Callable[..., object], _Arguments, _Arguments, list[str]]
@@ -18,10 +20,12 @@ _Prepared = tuple[Callable[..., object], _Arguments, _Arguments, list[str]]
 Replay = Callable[[torch.Tensor, Mapping[str, int]], torch.Tensor]
 
 
-def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
-    """Takes the views of a base, the first `outside_history` of them under no_grad."""
+def replay_of(steps: Sequence[ViewStep], outside_history: int = 0, spell: Spell = expr_as_given) -> Replay:
+    """Takes the views of a base, the first `outside_history` of them under no_grad. `spell` names the symbols of a size
+    as whoever replays knows them."""
     prepared = [
-        (s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps
+        (s.op, _arguments(s.args, spell), _arguments(tuple(v for _, v in s.kwargs), spell), [k for k, _ in s.kwargs])
+        for s in steps
     ]
     first, rest = prepared[:outside_history], prepared[outside_history:]
 
@@ -47,18 +51,19 @@ def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
     return replay
 
 
-def _arguments(args: tuple[object, ...]) -> _Arguments:
+def _arguments(args: tuple[object, ...], spell: Spell) -> _Arguments:
     if not _symbolic(args):
         return lambda symbols: args
 
     def evaluate(a: object, symbols: Mapping[str, int]) -> object:
-        if isinstance(a, torch.SymInt):
-            return expr_of(a).evaluate(symbols)
+        if isinstance(a, IntExpr):
+            return a.evaluate(symbols)
         if isinstance(a, (tuple, list)):
             return [evaluate(x, symbols) for x in a]
         return a
 
-    return lambda symbols: tuple([evaluate(a, symbols) for a in args])
+    prepared = [tree_map_only(torch.SymInt, spell, a) for a in args]
+    return lambda symbols: tuple([evaluate(a, symbols) for a in prepared])
 
 
 def _symbolic(a: object) -> bool:

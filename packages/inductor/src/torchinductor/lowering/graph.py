@@ -21,7 +21,7 @@ from primtorch.prims import Prim
 from primtorch.schemas import UPDATES, UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
-from primtorch.symbolic.expr import Atom, IntExpr, intern_symbol, symbol
+from primtorch.symbolic.expr import IntExpr
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
@@ -139,7 +139,7 @@ def lower_graph(
         ctx.constants,
         tuple(ctx.by_reference),
         _definitions(env, given) if env is not None else {},
-        _requirements(env, given) if env is not None else (),
+        _requirements(env) if env is not None else (),
         updates,
     )
 
@@ -195,15 +195,12 @@ def _definitions(env: ShapeEnv, given: set[str | None]) -> Mapping[str, Definiti
     return {name: _simplified(definition, env) for name, definition in found.items()}
 
 
-def _requirements(env: ShapeEnv, given: set[str | None]) -> tuple[Requirement, ...]:
-    """What was taken for granted of whole numbers that the data tells: kernels reach into memory by it. Symbols that
-    guards have fixed since are not in it, as no input gives these."""
+def _requirements(env: ShapeEnv) -> tuple[Requirement, ...]:
+    """What was taken for granted of whole numbers that the data tells: kernels reach into memory by it."""
     found: list[Requirement] = []
     for assumed in env.assumptions:
         if _is_of_integers(assumed.expr):
-            fixed = {name for name in assumed.expr.symbols() - given if env.hint(symbol(name)) is not None}
-            known: dict[Atom, IntExpr] = {intern_symbol(name): env.simplify(symbol(name)) for name in fixed}
-            found.append((assumed.expr.substitute(known), assumed.stack))
+            found.append((env.under_given_names(assumed.expr), assumed.stack))
     return tuple(dict.fromkeys(found))
 
 

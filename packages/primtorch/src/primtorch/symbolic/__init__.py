@@ -36,6 +36,7 @@ __all__ = [
     "constant",
     "depends_on_data",
     "expected",
+    "expr_as_given",
     "expr_of",
     "float_expr_of",
     "hint_of",
@@ -57,6 +58,13 @@ def expr_of(size: int | torch.SymInt) -> IntExpr:
         return constant(size)
     node = node_of(size)
     return node.env.simplify(node._int())
+
+
+def expr_as_given(size: torch.SymInt) -> IntExpr:
+    """The polynomial of a size, simplified by what is known of inputs; numbers that only the data tells keep their
+    names, under which a run reads them."""
+    node = node_of(size)
+    return node.env.under_given_names(node._int())
 
 
 def settled(size: int | torch.SymInt) -> int | torch.SymInt:

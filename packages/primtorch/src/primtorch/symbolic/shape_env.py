@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -46,6 +46,9 @@ class SymbolInfo:
     def backed(self) -> bool:
         """Whether an example's number is known."""
         return self.hint is not None
+
+
+ExprT = TypeVar("ExprT", IntExpr, BoolExpr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,14 @@ class ShapeEnv:
         found = self._simplified.get(expr)
         if found is None:
             found = self._simplified[expr] = expr.substitute(self._substitutions)
+        return found
+
+    def under_given_names(self, expr: ExprT) -> ExprT:
+        """The expression with what is known by now of the numbers that inputs give. Those that only the data tells keep
+        the names that they were given, whatever they turn out to be equal to: each is read by itself."""
+        known = [name for name in sorted(expr.symbols()) if name in self.symbols and self.symbols[name].backed]
+        values: dict[Atom, IntExpr] = {intern_symbol(name): self.simplify(symbol(name)) for name in known}
+        found: ExprT = expr.substitute(values)  # type: ignore[assignment]
         return found
 
     def range_of(self, expr: IntExpr) -> Range:
