@@ -348,7 +348,7 @@ class _Call:
 _PAIRS = {GuardKind.SAME_OBJECT: True, GuardKind.DISTINCT_OBJECT: False, GuardKind.ALL_DISTINCT: False}
 
 
-def _no_backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+def _no_backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
     return graph.forward
 
 
