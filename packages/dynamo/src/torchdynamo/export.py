@@ -340,7 +340,7 @@ class _Call:
                 found.setdefault(place.index, source_text(guard.source))
         return tuple(found.get(index, f"leaf {index}") for index in range(len(self.leaves)))
 
-    def _relation(self, shape: ShapeProgram, whole: Whole[Any]) -> Relation:
+    def _relation(self, shape: ShapeProgram, whole: Whole[object]) -> Relation:
         symbols = {name: self.measure(source, whole) for name, source in shape.symbols.items()}
         return Relation(shape.program, symbols, shape.text)
 
