@@ -369,7 +369,7 @@ class CaptureWorld(PlainWorld):
 
     # -- iteration --------------------------------------------------------------------------
 
-    def iterate(self, obj: object) -> Any:
+    def iterate(self, obj: object) -> object:
         obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return self.outside.arrays.iterate(obj)

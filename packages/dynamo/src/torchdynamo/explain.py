@@ -167,7 +167,7 @@ def explain(
     def run(*args: object, **kwargs: object) -> Explanation:
         found = Explanation()
 
-        def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., Any]:
+        def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
             found.graphs.append(graph)
             if told is not None:
                 told(found, inputs)

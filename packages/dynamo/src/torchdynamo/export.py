@@ -340,7 +340,7 @@ class _Call:
                 found.setdefault(place.index, source_text(guard.source))
         return tuple(found.get(index, f"leaf {index}") for index in range(len(self.leaves)))
 
-    def _relation(self, shape: ShapeProgram, whole: Whole[Any]) -> Relation:
+    def _relation(self, shape: ShapeProgram, whole: Whole[object]) -> Relation:
         symbols = {name: self.measure(source, whole) for name, source in shape.symbols.items()}
         return Relation(shape.program, symbols, shape.text)
 
@@ -348,7 +348,7 @@ class _Call:
 _PAIRS = {GuardKind.SAME_OBJECT: True, GuardKind.DISTINCT_OBJECT: False, GuardKind.ALL_DISTINCT: False}
 
 
-def _no_backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+def _no_backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
     return graph.forward
 
 

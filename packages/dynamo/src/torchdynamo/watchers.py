@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -50,7 +50,7 @@ define_call(cast(FunctionType, written_call))
 @contextmanager
 def other_compiler_off() -> Iterator[None]:
     """A block whose frames another compiler's frame hook, if one is on, does not look at."""
-    hook: Any = torch._C._dynamo.eval_frame
+    hook = torch._C._dynamo.eval_frame
     previous = hook.set_eval_frame(None)
     try:
         yield
@@ -62,7 +62,7 @@ def other_compiler_off() -> Iterator[None]:
 def saving_unseen() -> Iterator[None]:
     """A block in which autograd shows no hook of the program's what it saves: a checkpoint, say, counts what a call
     saves, and running on fakes is none. Whether there are hooks can still be asked."""
-    autograd: Any = torch._C._autograd
+    autograd = torch._C._autograd
     previous = autograd._saved_tensors_hooks_set_tracing(True)
     try:
         yield

@@ -80,7 +80,7 @@ class Rerun:
         return tuple(map(_metadata, (inputs[place] for place in self.written)))
 
     def __call__(
-        self, failed: list[BaseException], before: Before | None, inputs: Sequence[object], flat: Any
+        self, failed: list[BaseException], before: Before | None, inputs: Sequence[object], flat: Sequence[object]
     ) -> object:
         """Raises what the program raises, or returns what it returns where one of its handlers goes on.
 
@@ -111,7 +111,7 @@ class Rerun:
         finally:
             error = None  # its traceback holds this frame
 
-    def _raising(self, event: Event, flat: Any) -> object:
+    def _raising(self, event: Event, flat: Sequence[object]) -> object:
         """The call where a condition is not met, behind which the program raises; tells of it by `event`."""
         args, kwargs = unflatten(self.function.__code__, flat)
         try:

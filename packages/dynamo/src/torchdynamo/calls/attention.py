@@ -166,7 +166,7 @@ def _checked(query: Any, key: Any, value: Any, grouped: bool) -> tuple[torch.Ten
 
 def _block_mask(
     bodies: Bodies, query: torch.Tensor, key: torch.Tensor, block_mask: object, derived: bool
-) -> tuple[BlockTables | None, list[torch.Tensor], Any]:
+) -> tuple[BlockTables | None, list[torch.Tensor], object]:
     """What a block mask says: its tables, and its function, if there is one."""
     if block_mask is None:
         return None, [], None

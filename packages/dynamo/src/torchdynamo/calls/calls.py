@@ -485,7 +485,7 @@ class Calls:
         with self.outside.floats.looked_at(fn):
             return scalars.call(fn, args)
 
-    def _assert_number(self, fn: object, args: Args, kwargs: Kwargs) -> Any:
+    def _assert_number(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """`torch._check` of what is known only when the program runs: the graph takes it for granted."""
         truth = args[0] if args else kwargs.get("cond")
         if fn is torch._check_is_size and isinstance(truth, torch.SymInt):

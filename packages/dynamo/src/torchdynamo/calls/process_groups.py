@@ -50,7 +50,7 @@ class ProcessGroups:
         for function in _questions():
             yield function, self._ask
         if torch.distributed.is_available():
-            world: Any = vars(type(torch.distributed.group))["WORLD"]
+            world = vars(type(torch.distributed.group))["WORLD"]
             yield world.fget, self._ask_for_world
             yield begins_together, self._ask_for_batches
 

@@ -122,7 +122,7 @@ def _differences(before: GlobalState, now: GlobalState) -> Iterator[str]:
 
 
 def _shown(switch: str, value: int) -> str:
-    keys: Any = torch._C.DispatchKeySet
+    keys = torch._C.DispatchKeySet
     return str(keys.from_raw_repr(value)) if switch.startswith("dispatch keys") else str(value)
 
 
@@ -169,7 +169,7 @@ def _explain_value(guard: Guard, where: str, value: object, scope: Scope) -> str
 
 
 # What a guard compares of the value, where that is not the value itself.
-_COMPARED: dict[GuardKind, Callable[[Any], Any]] = {
+_COMPARED: dict[GuardKind, Callable[[Any], object]] = {
     GuardKind.TYPE: type,
     GuardKind.LENGTH: own_length,
     GuardKind.DICT_KEYS: own_keys,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torchdynamo.sources import Argument, ClosureCell, Global, InstanceAttribute, Item, Pinned, Source
 
@@ -25,7 +24,7 @@ def source_text(source: Source) -> str:
             return f"{source_text(owner)}.{key}"
         case InstanceAttribute(base=owner, name=name):
             return f"{source_text(owner)}.{name}"
-    record: Any = source
+    record = source
     if not hasattr(record, "base"):
         return source.expression()
     return str(replace(record, base=Argument(0, source_text(record.base))).expression())

@@ -34,7 +34,7 @@ BINARY: dict[str, tuple[Callable[[object, object], object], Callable[[object, ob
     ">>": (operator.rshift, operator.irshift, "__rshift__", "__rrshift__", "__irshift__"),
     "divmod": (divmod, divmod, "__divmod__", "__rdivmod__", "__idivmod__"),
 }
-COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+COMPARE: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "==": (operator.eq, "__eq__", "__eq__"),
     "!=": (operator.ne, "__ne__", "__ne__"),
     "<": (operator.lt, "__lt__", "__gt__"),
@@ -42,7 +42,7 @@ COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
     ">": (operator.gt, "__gt__", "__lt__"),
     ">=": (operator.ge, "__ge__", "__le__"),
 }
-UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+UNARY: dict[str, tuple[Callable[[Any], object], str]] = {
     "-": (operator.neg, "__neg__"),
     "+": (operator.pos, "__pos__"),
     "~": (operator.invert, "__invert__"),
