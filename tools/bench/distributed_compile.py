@@ -52,7 +52,7 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def measure(case: str, blocks: int) -> tuple[float, float, int, int]:
+def measure(case: str, blocks: int, cap: float = 0.25) -> tuple[float, float, int, int]:
     """Processor seconds of this process and seconds that compiling adds until graphs are final, captures, stages."""
     torchcompile.reset()
     kind, what = case.split()
@@ -63,7 +63,7 @@ def measure(case: str, blocks: int) -> tuple[float, float, int, int]:
     else:
         model = torchcompile.compile(model, options=options)
     if kind == "ddp":
-        run: Any = DistributedDataParallel(model, bucket_cap_mb=0.25)
+        run: Any = DistributedDataParallel(model, bucket_cap_mb=cap)
     else:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in model.blocks:
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--blocks", type=int, nargs="+", default=[12, 48])
     parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--cap", type=float, default=0.25, help="MiB of a bucket; a block has 0.049")
     given = parser.parse_args()
     print("| ranks | case | blocks | CPU s | s | captures | stages |\n|---|---|---|---|---|---|---|")
     for ranks in given.ranks:
@@ -95,7 +96,7 @@ def main() -> None:
             for case in given.cases:
                 processes.run(measure, case, 1)  # what a process imports and makes once
                 for blocks in given.blocks:
-                    cpu, wall, captured, stages = processes.run(measure, case, blocks, timeout=300)[0]
+                    cpu, wall, captured, stages = processes.run(measure, case, blocks, given.cap, timeout=300)[0]
                     print(
                         f"| {ranks} | {case} | {blocks} | {cpu:.2f} | {wall:.1f} | {captured} | {stages} |", flush=True
                     )

@@ -168,7 +168,7 @@ def _trained(wrap: str, setting: Setting, failure: str, place: int, backend: str
             last = part == setting.accumulate - 1
             model.set_requires_gradient_sync(last)
             found.append(_attempt(run, model, failure if fails and last else "", place, 10 * step + part))
-            if isinstance(found[-1], str) and setting.resets and hasattr(model, "reset_iter_state"):  # torch 2.12
+            if isinstance(found[-1], str) and setting.resets and hasattr(model, "reset_iter_state"):  # torch 2.13
                 model.reset_iter_state()
         found.append([None if p.grad is None else _local(p.grad).clone() for p in model.parameters()])
         if not fails:

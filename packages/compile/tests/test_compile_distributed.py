@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import collective_programs
 import distributed_programs
@@ -22,6 +24,7 @@ from processes import AVAILABLE, Processes
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcompile
+import torchinductor
 from torchdistributed import reducer_plan
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs gloo")
@@ -96,6 +99,52 @@ def test_a_backward_is_compiled_once(blocks: bool) -> None:
     assert len(report.graphs) - len(backwards) == (len(pairs) if blocks else 1)
     if not blocks:
         assert len(backwards) == len(planned.buckets) == len(report.stages) == 3
+
+
+class _Residual(torch.nn.Module):
+    """A layer of many that are built alike; one of them is not."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.norm, self.layer, self.power = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(self.norm(x)).tanh().pow(self.power)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_stages_that_are_equal_but_for_names_are_compiled_once(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    made: list[str] = []
+    original = torchinductor.compile_graph
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        made.append(settings["title"].split()[-1])
+        return original(*args, **settings)
+
+    monkeypatch.setattr(torchinductor, "compile_graph", counted)
+    torchcompile.reset()
+    model = torch.nn.Sequential(*(_Residual(3 if number == 5 else 2) for number in range(10))).double()
+    twin = copy.deepcopy(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        # Eight by eight weights and three vectors: a bucket holds a layer.
+        run = DistributedDataParallel(torchcompile.compile(model, dynamic=dynamic), bucket_cap_mb=6.6e-4)
+        expected = DistributedDataParallel(twin, bucket_cap_mb=6.6e-4)
+        for step in range(4):
+            torch.manual_seed(step)
+            x = torch.randn(3 + step if dynamic else 3, 8, dtype=torch.float64, requires_grad=True)
+            inputs = [x, x.detach().clone().requires_grad_()]
+            for each, given in zip((run, expected), inputs, strict=True):
+                each.zero_grad()
+                each(given).square().sum().backward()
+            torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+            for found, parameter in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(found.grad, parameter.grad)
+    finally:
+        dist.destroy_process_group()
+    stages = torchcompile.report().stages
+    assert len(stages) == 10
+    assert dynamic or made.count("backward") < 7, made  # first, last, the odd one and its neighbours, and all others
 
 
 @pytest.mark.slow

@@ -10,7 +10,10 @@ import torch
 
 import torchcompile
 import torchdynamo
-from torchcompile.signature import signature
+from primtorch.schemas import UPDATES, UserFrame
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv
+from torchcompile.signature import program_form, signature
 
 pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
 
@@ -110,3 +113,59 @@ def test_ambient_state_tells_graphs_apart() -> None:
     with torch.no_grad():
         found += signatures(program, (torch.ones(3),))
     assert len(set(found)) == 4
+
+
+def _graph(
+    names: str = "ab",
+    target: Any = torch.ops.aten.add.Tensor,
+    operands: tuple[int, int] = (0, 1),
+    alpha: object = 1,
+    spec: TensorSpec | None = None,
+    line: int = 7,
+    results: tuple[int, ...] = (2,),
+) -> torch.fx.GraphModule:
+    """A sum of two placeholders, or something near it."""
+    graph, spec = torch.fx.Graph(), spec or TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"))
+    nodes = [graph.placeholder(name) for name in names]
+    nodes.append(graph.call_function(target, tuple(nodes[place] for place in operands), {"alpha": alpha}))
+    nodes[-1].meta["stack"] = (UserFrame("user.py", line, "forward"),)
+    for node in nodes:
+        node.meta["val"] = spec
+    graph.output([nodes[place] for place in results])
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_names_alone_do_not_tell_programs_apart() -> None:
+    form = program_form(_graph())
+    assert form is not None
+    assert form == program_form(_graph("xy"))
+    cpu = torch.device("cpu")
+    others = [
+        _graph(target=torch.ops.aten.sub.Tensor),
+        _graph(operands=(1, 0)),
+        _graph(operands=(0, 0)),
+        _graph(alpha=1.0),
+        _graph(alpha=True),
+        _graph(spec=TensorSpec((2, 3), (1, 2), torch.float32, cpu)),
+        _graph(spec=TensorSpec((2, 3), (3, 1), torch.float64, cpu)),
+        _graph(spec=TensorSpec((2, 3), (3, 1), torch.float32, cpu, 1)),
+        _graph(spec=TensorSpec((2, 3), (3, 1), torch.float32, torch.device("meta"))),
+        _graph(line=8),
+        _graph(results=(2, 2)),
+        _graph(names="abc"),
+    ]
+    forms = [form, *map(program_form, others)]
+    assert len(set(forms)) == len(forms)
+    with torch.no_grad():
+        assert program_form(_graph()) != form
+
+
+def test_a_program_that_its_text_does_not_show_is_like_no_other() -> None:
+    size = ShapeEnv().symbol(4, "x.shape[0]")
+    assert program_form(_graph(spec=TensorSpec((size, 3), (3, 1), torch.float32, torch.device("cpu")))) is None
+    holding = _graph()
+    next(node for node in holding.graph.nodes if node.op == "call_function").kwargs = {"alpha": object()}
+    assert program_form(holding) is None
+    written = _graph()
+    written.meta[UPDATES] = {0: 1}
+    assert program_form(written) is None

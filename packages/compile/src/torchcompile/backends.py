@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -41,7 +42,7 @@ from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
-from torchcompile.signature import facts, shape_env, signature
+from torchcompile.signature import facts, program_form, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
 from torchdistributed.replicas import Stages
@@ -381,13 +382,16 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
     )
 
 
-def record(job: Job, kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float) -> None:
-    """Keeps what became of a graph that inductor compiled from `start` on, and when it did."""
+def record(
+    job: Job, kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float, shared: bool = False
+) -> None:
+    """Keeps what became of a graph that inductor compiled from `start` on, and when it did. `shared`: an equal graph
+    was compiled before."""
     journal, stats, seconds = job.toolchain.journal, compiled.stats, time.perf_counter() - start
     counts = prims, stats.kernels, stats.aten_calls
     parts, memory = stats.parts, stats.memory
     journal.add(CompiledGraphRecord(job.title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
-    for stage, took in stats.seconds.items():
+    for stage, took in () if shared else stats.seconds.items():
         journal.span(f"{job.title} {kind}", stage, start, start := start + took)
 
 
@@ -397,6 +401,7 @@ class _Kernels:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.began = time.perf_counter()
+        self.by_form: weakref.WeakValueDictionary[Hashable, torchinductor.CompiledGraph] = weakref.WeakValueDictionary()
         brought = job.toolchain.brought
         self.settings = dataclasses.replace(
             inductor_options(job.toolchain.options), binaries=brought.binaries if brought is not None else None
@@ -479,7 +484,7 @@ class _Kernels:
         if kind == "inference":
             toolchain.journal.span(self.job.title, "trace", self.began, start)
         try:
-            compiled = self._compiled(graph, inputs, kind)
+            compiled, shared = self._of_form(graph, inputs, kind)
         except TOLD_OTHERWISE:
             raise
         except Exception as error:
@@ -489,8 +494,22 @@ class _Kernels:
             toolchain.not_compiled(half, error)
             return run_agreed(graph, inputs)
         prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-        record(self.job, kind, prims, compiled, start)
+        record(self.job, kind, prims, compiled, start, shared)
         return agreed(Boxed(compiled), graph)
+
+    def _of_form(
+        self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind
+    ) -> tuple[torchinductor.CompiledGraph, bool]:
+        """The compiled graph, and whether another stage's is taken: of layers that are built alike many are equal."""
+        alone = len(self.job.stages) < 2 or kind != "backward" or self.settings.cuda_graphs  # whose memory is its own
+        form = None if alone else program_form(graph)
+        known = self.by_form.get(form) if form is not None else None
+        if known is not None:
+            return known, True
+        compiled = self._compiled(graph, inputs, kind)
+        if form is not None:
+            self.by_form[form] = compiled
+        return compiled, False
 
     def _compiled(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> torchinductor.CompiledGraph:
         toolchain, half, dump = self.job.toolchain, f"{self.job.title} {kind}", self.job.dump

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import fx
 
 from primtorch.higher_order import HigherOrder, InvokeSubgraph
+from primtorch.schemas import UPDATES
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
 from primtorch.wrappers import whole_of
@@ -54,6 +55,59 @@ def _rows(gm: fx.GraphModule) -> list[Hashable] | None:
             value = f"{TensorSpec.of(held)!r} {held.requires_grad} {type(held)}" if tensor else repr(held)
         rows.append((node.op, node.name, target, repr(node.args), repr(node.kwargs), value))
     return rows
+
+
+def program_form(gm: fx.GraphModule) -> Hashable | None:
+    """What decides the program of a graph of prims, which is all but the names in it: stages of a backward that belong
+    to layers that are built alike have one. Users' lines are part of it, which a program tells.
+
+    None where a size is a symbol, whose questions are asked of each graph, or the graph holds objects of its own.
+    """
+    places = {node: place for place, node in enumerate(gm.graph.nodes)}
+    rows: list[Hashable] = [global_state()]
+    for node in gm.graph.nodes:
+        if node.op in ("get_attr", "call_module") or isinstance(node.target, HigherOrder):
+            return None
+        value = node.meta.get("val")
+        if not _is_plain((node.args, node.kwargs)) or not _is_fixed(value):
+            return None
+        called = node.target if node.op == "call_function" else None
+        arguments = _argument_form((node.args, node.kwargs), places)
+        rows.append((node.op, called, arguments, _value_form(value), node.meta.get("stack", ())))
+    return None if gm.meta.get(UPDATES) else tuple(rows)
+
+
+def _argument_form(argument: object, places: Mapping[fx.Node, int]) -> Hashable:
+    """A plain argument, with nodes by their places. Numbers of one value may be of other types."""
+    match argument:
+        case fx.Node():
+            return places[argument]
+        case tuple() | list():
+            return (type(argument).__name__, *(_argument_form(part, places) for part in argument))
+        case dict():
+            return ("dict", *((key, _argument_form(part, places)) for key, part in argument.items()))
+        case slice():
+            return ("slice", _argument_form((argument.start, argument.stop, argument.step), places))
+    return type(argument).__name__, repr(argument)
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether no size in what a node gives is a symbol, and its metadata says all of it."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_fixed, value))
+    if isinstance(value, torch.Tensor):
+        return whole_of(value) is None and _is_fixed(TensorSpec.of(value))
+    if isinstance(value, TensorSpec):
+        return all(type(size) is int for size in (*value.shape, *value.strides, value.offset))
+    return value is None or type(value) in (int, float, bool)
+
+
+def _value_form(value: object) -> Hashable:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_value_form, value))
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    return value if isinstance(value, TensorSpec) else (type(value).__name__, repr(value))
 
 
 def facts(gm: fx.GraphModule) -> tuple[str, ...]:

@@ -514,7 +514,7 @@ class Nested:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
         if not self._one_more(code):
-            text = f"{_MOST_ALIKE} functions of this code have been captured, each with other cells: it is made anew"
+            text = f"{self._answered[code] - 1} functions of this code were captured, each with cells of its own"
             event = of_function(RECOMPILE_LIMIT, function, text)
             ledger.add(event)
             _log.warning("%s", event)
@@ -524,7 +524,8 @@ class Nested:
     def _one_more(self, code: types.CodeType) -> bool:
         """Whether another function of the code may have a callable of its own: the hook keeps them all."""
         self._answered[code] += 1
-        return self._answered[code] <= _MOST_ALIKE
+        options: CaptureOptions = self.arguments[2]
+        return self._answered[code] <= _MOST_ALIKE * options.recompile_limit
 
 
 def _users_mark(function: types.FunctionType) -> tuple[Mark | None, types.FunctionType]:
@@ -556,7 +557,7 @@ def _is_layer(code: types.CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
-_MOST_ALIKE = 64  # functions of one code, found where calls run for real
+_MOST_ALIKE = 8  # times the limit of versions: functions of one code that are found where calls run for real
 _MOST_OUTGROWN = 3  # times the limit of versions
 _VERSIONS_BY_LENGTH = 3  # of a function, for different lengths of one list
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
