@@ -9,13 +9,15 @@ import subprocess
 import sys
 import weakref
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import aotautograd.api
 import torchcompile
@@ -181,6 +183,50 @@ def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
     assert work.of(lambda: use((0, 1)))[0] == 1 and not LEDGER.events
     assert work.of(lambda: use((0, 1))) == (0, 0)
     assert work.of(lambda: use((1,), second=True))[0] >= 1
+
+
+def casts() -> AbstractContextManager[None]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def attends() -> AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+@contextmanager
+def is_deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("state", [casts, attends, is_deterministic], ids=lambda state: state.__name__)
+def test_a_late_trace_is_under_the_state_of_the_forward(
+    state: Callable[[], AbstractContextManager[None]], cache: Path, work: Work
+) -> None:
+    """Which is another one where the backward is called; in a process that finds nothing, the forward is traced."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mixed = torch.nn.functional.scaled_dot_product_attention(x, x @ w, x, is_causal=True)
+        return (mixed @ w).sin(), x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True).exp()
+
+    def use(which: tuple[int, ...]) -> None:
+        found = []
+        for run in (torchcompile.compile(program), program):
+            x = torch.linspace(-1, 1, 64).reshape(1, 2, 4, 8).repeat(2, 1, 1, 1).requires_grad_()
+            w = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+            with state():
+                results = run(x, w)
+            found.append(
+                torch.autograd.grad(sum(results[i].float().square().sum() for i in which), (x, w), allow_unused=True)
+            )
+        torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+
+    assert work.of(lambda: use((0, 1)))[0] == 1
+    assert work.of(lambda: use((0,)))[0] == 1
+    assert work.of(lambda: use((0,))) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["sizes turn out equal", "a size of data alone"])

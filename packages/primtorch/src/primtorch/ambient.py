@@ -392,3 +392,27 @@ def unset(default_dtype: torch.dtype) -> Iterator[None]:
                 state.write(values[state.name]())
                 note([state])
         yield
+
+
+# What a trace reads, beside the default dtype: it decides which operators a program is made of.
+_TRACED = tuple(
+    state
+    for state in AMBIENT
+    if state in ATTENTION or state.name in ("grad mode", "autocast", "autocast cache", "deterministic algorithms")
+)
+
+
+def as_now() -> Callable[[], AbstractContextManager[None]]:
+    """Blocks in which what a trace reads is what it is now: for a program that is traced later, in whatever thread."""
+    default_dtype, then = torch.get_default_dtype(), tuple(state.read() for state in _TRACED)
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with unset(default_dtype):
+            for state, value in zip(_TRACED, then, strict=True):
+                if state.write is not None and not state.same(state.read(), value):
+                    state.write(value)
+                    note([state])
+            yield
+
+    return block
