@@ -11,7 +11,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -416,3 +416,21 @@ def as_now() -> Callable[[], AbstractContextManager[None]]:
             yield
 
     return block
+
+
+_SETTLED: set[str] = set()  # what this process has decided
+
+
+def settle() -> None:
+    """Has torch decide now what it would decide at its first use: the order in which attention takes kernels on a GPU,
+    which the first attention sets for the process. What is read before and compared later is then the same."""
+    if "attention" in _SETTLED or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return
+    _SETTLED.add("attention")
+    _choose_attention(torch.device("cuda"))
+
+
+def _choose_attention(device: torch.device) -> None:
+    with unset(torch.get_default_dtype()), torch.no_grad(), suppress(RuntimeError):
+        query = torch.empty(1, 1, 16, 64, dtype=torch.bfloat16, device=device)
+        torch._fused_sdp_choice(query, query, query)
