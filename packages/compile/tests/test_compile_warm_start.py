@@ -25,6 +25,8 @@ import torchinductor.compile
 from primtorch.ledger import LEDGER
 from torchcompile.__main__ import main
 from torchcompile.store import Store
+from torchinductor.codegen.cpp.backend import CppBackend
+from torchinductor.schemas import DeviceTraits, ProductRates
 
 
 @pytest.fixture
@@ -183,6 +185,22 @@ def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
     assert work.of(lambda: use((0, 1)))[0] == 1 and not LEDGER.events
     assert work.of(lambda: use((0, 1))) == (0, 0)
     assert work.of(lambda: use((1,), second=True))[0] >= 1
+
+
+def test_operators_of_our_own_are_kept(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a program calls where a device wants rows that the program's have not."""
+    rates = ProductRates(alignment=16, aligned=1e9, unaligned=1e3, bandwidth=1e9)
+    monkeypatch.setattr(CppBackend, "traits", DeviceTraits(products=rates))
+    x, w = torch.randn(256, 24).bfloat16(), torch.randn(517, 24).bfloat16()
+    with torch.no_grad():
+        expected = x @ w.t()
+        for cold in (1, 0):
+            found: list[torch.Tensor] = []
+            run = lambda found=found: found.append(torchcompile.compile(lambda x, w: x @ w.t())(x, w))
+            assert work.of(run)[0] == cold
+            torch.testing.assert_close(found[0], expected)
+            calls = [str(part.name) for graph in torchcompile.report().graphs for part in graph.parts]
+            assert any("odd_product" in name for name in calls), calls
 
 
 def casts() -> AbstractContextManager[None]:
