@@ -23,6 +23,7 @@ from pathlib import Path
 
 PACKAGES = Path(__file__).resolve().parent.parent / "packages"
 FOLDERS = ("primtorch", "aotautograd", "dynamo", "inductor", "distributed", "compile")
+MOST_SECONDS = 7200  # of a step: C++ extensions take minutes, and half an hour beside other work on two processors
 SMOKE = """
 import torch, torchcompile
 
@@ -139,7 +140,7 @@ def fresh_environment(folder: Path, others: Path) -> Path:
 def run(*command: str | Path) -> None:
     """Runs a command with nothing of this checkout on its path; exits where it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(part) for part in command], env=environment, check=False, timeout=1800)
+    done = subprocess.run([str(part) for part in command], env=environment, check=False, timeout=MOST_SECONDS)
     if done.returncode != 0:
         raise SystemExit(f"failed: {' '.join(map(str, command))}")
 

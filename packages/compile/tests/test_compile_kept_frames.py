@@ -24,6 +24,7 @@ from torch import nn
 
 import torchcompile
 import torchdynamo
+from primtorch import ambient
 from torchcompile.store import Store
 
 NAME = "kept_world"
@@ -270,6 +271,32 @@ def test_states_of_the_process_are_captured(folder: Path) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert run(folder, PLAIN) == 1
+
+
+def test_what_torch_decides_at_its_first_use_is_decided_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attention on a GPU sets the order of its kernels: guards and keys that had read it before would hold for
+    no later call, and for no other process."""
+
+    def chosen(device: torch.device) -> None:
+        torch._C._set_sdp_priority_order([3, 1, 2, 0, 4])
+
+    before = torch._C._get_sdp_priority_order()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(ambient, "_choose_attention", chosen)
+    try:
+        for found in (0, 1):
+            torch._C._set_sdp_priority_order(before)
+            monkeypatch.setattr(ambient, "_SETTLED", set())
+            world = imported(folder, PLAIN)
+            torchcompile.reset()
+            program, args = world.make()
+            compiled = torchcompile.compile(program)
+            compiled(*args), compiled(*args)
+            stats = torchdynamo.stats()
+            assert (stats.found, stats.graphs) == (found, 1)
+    finally:
+        torch._C._set_sdp_priority_order(before)
 
 
 def test_marks_of_the_process_are_heeded(folder: Path) -> None:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import weakref
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import aotautograd.api
 import torchcompile
@@ -23,6 +25,8 @@ import torchinductor.compile
 from primtorch.ledger import LEDGER
 from torchcompile.__main__ import main
 from torchcompile.store import Store
+from torchinductor.codegen.cpp.backend import CppBackend
+from torchinductor.schemas import DeviceTraits, ProductRates
 
 
 @pytest.fixture
@@ -181,6 +185,66 @@ def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
     assert work.of(lambda: use((0, 1)))[0] == 1 and not LEDGER.events
     assert work.of(lambda: use((0, 1))) == (0, 0)
     assert work.of(lambda: use((1,), second=True))[0] >= 1
+
+
+def test_operators_of_our_own_are_kept(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a program calls where a device wants rows that the program's have not."""
+    rates = ProductRates(alignment=16, aligned=1e9, unaligned=1e3, bandwidth=1e9)
+    monkeypatch.setattr(CppBackend, "traits", DeviceTraits(products=rates))
+    x, w = torch.randn(256, 24).bfloat16(), torch.randn(517, 24).bfloat16()
+    with torch.no_grad():
+        expected = x @ w.t()
+        for cold in (1, 0):
+            found: list[torch.Tensor] = []
+            run = lambda found=found: found.append(torchcompile.compile(lambda x, w: x @ w.t())(x, w))
+            assert work.of(run)[0] == cold
+            torch.testing.assert_close(found[0], expected)
+            calls = [str(part.name) for graph in torchcompile.report().graphs for part in graph.parts]
+            assert any("odd_product" in name for name in calls), calls
+
+
+def casts() -> AbstractContextManager[None]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def attends() -> AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+@contextmanager
+def is_deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("state", [casts, attends, is_deterministic], ids=lambda state: state.__name__)
+def test_a_late_trace_is_under_the_state_of_the_forward(
+    state: Callable[[], AbstractContextManager[None]], cache: Path, work: Work
+) -> None:
+    """Which is another one where the backward is called; in a process that finds nothing, the forward is traced."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mixed = torch.nn.functional.scaled_dot_product_attention(x, x @ w, x, is_causal=True)
+        return (mixed @ w).sin(), x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True).exp()
+
+    def use(which: tuple[int, ...]) -> None:
+        found = []
+        for run in (torchcompile.compile(program), program):
+            x = torch.linspace(-1, 1, 64).reshape(1, 2, 4, 8).repeat(2, 1, 1, 1).requires_grad_()
+            w = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+            with state():
+                results = run(x, w)
+            found.append(
+                torch.autograd.grad(sum(results[i].float().square().sum() for i in which), (x, w), allow_unused=True)
+            )
+        torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+
+    assert work.of(lambda: use((0, 1)))[0] == 1
+    assert work.of(lambda: use((0,)))[0] == 1
+    assert work.of(lambda: use((0,))) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["sizes turn out equal", "a size of data alone"])

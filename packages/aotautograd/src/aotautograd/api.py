@@ -45,7 +45,7 @@ from aotautograd.schemas import (
 from aotautograd.stages import StagedBackward, cut, for_turns, stages_of, turns_of
 from aotautograd.wrappers import WrapperProgram, of_wrappers
 from primtorch import graph_text
-from primtorch.ambient import unset
+from primtorch.ambient import as_now, unset
 from primtorch.builder import nowhere
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
@@ -259,12 +259,12 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
     metadata = bound(outline.metadata, env)
     if not metadata.needs_backward:
         return inference_callable(metadata, found.forward)
-    default_dtype, grad_mode, lock = torch.get_default_dtype(), torch.is_grad_enabled(), threading.RLock()
+    default_dtype, as_here, lock = torch.get_default_dtype(), as_now(), threading.RLock()
     turns = turns_of(metadata.gradients, compilers.stages)
     traced: list[Behind] = []
 
     def trace() -> Behind:
-        with unset(default_dtype), torch.set_grad_enabled(grad_mode):
+        with as_here():
             source, joint, parts = _traced(program, example_values(program), compilers)  # no tensor of a caller is held
             assert parts is not None
             made = _behind(source, joint, parts, compilers)

@@ -85,6 +85,7 @@ _RECORDS = Records(
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
         schemas.SymbolSource, KeptOutline, Memory, *SYMBOLIC,
     ),
+    namespaces=("aten", torchinductor.__name__),  # the program's own operators are in no graph that is kept
     codecs=CODECS,
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -392,3 +392,45 @@ def unset(default_dtype: torch.dtype) -> Iterator[None]:
                 state.write(values[state.name]())
                 note([state])
         yield
+
+
+# What a trace reads, beside the default dtype: it decides which operators a program is made of.
+_TRACED = tuple(
+    state
+    for state in AMBIENT
+    if state in ATTENTION or state.name in ("grad mode", "autocast", "autocast cache", "deterministic algorithms")
+)
+
+
+def as_now() -> Callable[[], AbstractContextManager[None]]:
+    """Blocks in which what a trace reads is what it is now: for a program that is traced later, in whatever thread."""
+    default_dtype, then = torch.get_default_dtype(), tuple(state.read() for state in _TRACED)
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with unset(default_dtype):
+            for state, value in zip(_TRACED, then, strict=True):
+                if state.write is not None and not state.same(state.read(), value):
+                    state.write(value)
+                    note([state])
+            yield
+
+    return block
+
+
+_SETTLED: set[str] = set()  # what this process has decided
+
+
+def settle() -> None:
+    """Has torch decide now what it would decide at its first use: the order in which attention takes kernels on a GPU,
+    which the first attention sets for the process. What is read before and compared later is then the same."""
+    if "attention" in _SETTLED or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return
+    _SETTLED.add("attention")
+    _choose_attention(torch.device("cuda"))
+
+
+def _choose_attention(device: torch.device) -> None:
+    with unset(torch.get_default_dtype()), torch.no_grad(), suppress(RuntimeError):
+        query = torch.empty(1, 1, 16, 64, dtype=torch.bfloat16, device=device)
+        torch._fused_sdp_choice(query, query, query)

@@ -8,12 +8,14 @@ import torch
 import torch.overrides
 from torch.utils._device import DeviceContext
 
+from primtorch.ambient import settle
 from torchdynamo._C import kernel_switches
 from torchdynamo.schemas import GlobalState
 
 
 def global_state() -> GlobalState:
     """Ambient state of this thread, as the guard compares it."""
+    settle()
     devices = ("cpu", "cuda")
     return GlobalState(
         grad_enabled=torch.is_grad_enabled(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -48,6 +49,7 @@ class Binary:
     hit: bool
 
 
+@functools.cache  # each kernel's key has it, and to look it up takes a millisecond
 def triton_version() -> str:
     """That of the installed package; "" where there is none."""
     try:
