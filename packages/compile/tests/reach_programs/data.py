@@ -76,7 +76,7 @@ def extremes_of_many(x: torch.Tensor) -> Any:
     return max(column.sum() for column in x.unbind(1)) * x, min([x[0, 0]], default=x) * longest
 
 
-@part(PYTHON, "sorted tensors", "data_dependent_branch")
+@part(PYTHON, "sorted tensors")
 def ordered(x: torch.Tensor) -> Any:
     return torch.stack(sorted([x[0, 0], x[0, 1], x[1, 0]]))
 
