@@ -33,7 +33,13 @@ def split_by_lengths(x: torch.Tensor) -> Any:
     return parts, x.narrow(0, lengths[0].item(), lengths[1].item()) * 2
 
 
-@part(PYTHON, "a branch on data", "data_dependent_branch", gradient=False)
+@part(
+    PYTHON,
+    "a branch on data",
+    "data_dependent_branch",
+    gradient=False,
+    why="Python goes one way or the other by a tensor's data; instead: torch.where, or torch.cond",
+)
 def branching(x: torch.Tensor) -> Any:
     return x.sin() if x.sum() > 0 else x.cos()
 

@@ -187,6 +187,14 @@ def parametrized() -> Program:
     return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
 
 
-@part(SUBCLASSES, "masked tensors", "tensor_subclass", "unsplit_frame", gradient=False)
+@part(
+    SUBCLASSES,
+    "masked tensors",
+    "tensor_subclass",
+    "unsplit_frame",
+    gradient=False,
+    why="the class has no __tensor_flatten__, and its Python asks for data; instead: data and mask as two tensors,"
+    " torch.where and sums of what the mask keeps",
+)
 def masked(x: torch.Tensor) -> Any:
     return masked_tensor(x * 2, x > 0).sum(1).to_tensor(0.0).sin()
