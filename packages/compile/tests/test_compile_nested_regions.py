@@ -245,6 +245,31 @@ def test_results_of_which_one_leads_to_the_other_are_in_place() -> None:
         torch.testing.assert_close(gradient, 3 * x.cos())
 
 
+def test_gradients_of_some_results_alone_are_those_of_eager() -> None:
+    """Nothing is computed, and no zero multiplied, behind a result that is not used."""
+    part = region(lambda x, w: (x * w, (x * w).log()))  # type: ignore[misc]
+    other = region(lambda x, w: (x * w, x.sin()))  # type: ignore[misc]
+    for function in (part, other):
+        for program in (
+            lambda x, w, f=function: f(x, w),
+            lambda x, w, f=function: f(x, w)[0] * 2,
+            lambda x, w, f=function: f(x, w)[0] + f(x, w)[1].relu(),
+        ):
+            torchcompile.reset()
+            compiled = torchcompile.compile(program)
+            for used in range(3):
+                found = []
+                for run in (program, compiled):
+                    x, w = torch.tensor([0.0, 1.0, 2.0], requires_grad=True), torch.ones(3, requires_grad=True)
+                    results = run(x, w)
+                    results = results if isinstance(results, tuple) else (results,)
+                    chosen = results if used == 2 else results[used : used + 1] or results
+                    total = sum(t.sum() for t in chosen)
+                    found.append(torch.autograd.grad(total, (x, w), allow_unused=True))
+                assert [g is None for g in found[0]] == [g is None for g in found[1]]
+                torch.testing.assert_close(*([g for g in gs if g is not None] for gs in found), equal_nan=True)
+
+
 def test_dropout_draws_anew_in_each_call() -> None:
     model = Layers(lambda self, x: F.dropout(self.a(x), 0.5, self.training) + 1, lambda module: None)
     compiled, x = torchcompile.compile(model, options={"eager_random": True}), torch.randn(4, WIDTH)
