@@ -17,6 +17,8 @@ from .record import PYTHON, Program, maker, part
     "dataclasses, named tuples, enums",
     "class",
     "unsupported_read",
+    "external_write",
+    "c_function",
     why="the function makes its classes anew at each call, of annotations that are text, which Python looks up in the"
     " module; instead: make them once, in the module, as programs do",
 )
