@@ -63,7 +63,7 @@ def _in_frame(native: object) -> BuiltinRule:
             frame = world.interpreter.frames[-1]
             args = (args[0], frame.function.__globals__, frame.local_values())
         elif len(args) == 3 and not kwargs and _is_namespace(args[1]) and isinstance(args[0], str):
-            return native(*args)  # what the text makes is interpreted, and what that reads of the module is guarded
+            return native(*args)  # type: ignore[operator]  # what the text makes is interpreted, and what that reads of the module is guarded
         return world.call_leaf(native, args, kwargs)
 
     return rule
