@@ -104,6 +104,17 @@ def page() -> str:
             "|---|---|---|",
         ]
         lines += [f"| {name} | {ours} | {theirs} |" for of, name, ours, theirs in rows if of == group]
+    lines += [
+        "",
+        "## What is not one graph here, and why",
+        "",
+        "| program | why | what to write instead |",
+        "|---|---|---|",
+    ]
+    for _, name, ours, _ in rows:
+        if ours != "one graph":
+            why, _, instead = PARTS[name].why.partition("; instead: ")
+            lines.append(f"| {name} | {why} | {instead} |")
     return "\n".join(lines) + "\n"
 
 

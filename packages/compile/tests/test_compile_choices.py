@@ -1,4 +1,4 @@
-"""`min` and `max` of tensors: chosen in the graph, unless the program could tell that the choice is an operand."""
+"""`min`, `max` and `sorted` of tensors: chosen and put in order in the graph, unless the program could tell that the choice is an operand."""
 
 from __future__ import annotations
 
@@ -51,8 +51,33 @@ def with_a_number(x: torch.Tensor) -> torch.Tensor:
     return x * 2 + max(x[0, 0], float("-inf"))
 
 
-WHOLE = (of_two, of_a_list, with_a_nan)
-BROKEN = (returned, a_view_returned, operand_written, choice_written, with_a_number)
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(sorted([x[0, 0], x[0, 1], x[1, 0], x[0, 1] * 1], reverse=True)) * torch.arange(4)
+
+
+def rows_in_order(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(sorted([x[0], x[1], x[0] * 2, x[0].flip(0)], key=lambda row: row.abs().sum())).cumsum(0)
+
+
+def equal_keys_in_order(x: torch.Tensor) -> torch.Tensor:
+    rows = [x[0], x[1] * 2, x[0] + x[1], x[1]]
+    return torch.cat([torch.stack(sorted(rows, key=lambda r: (r > 0).sum(), reverse=way)) for way in (False, True)]) * 2
+
+
+def order_returned(x: torch.Tensor) -> torch.Tensor:
+    return sorted([x[0, 0], x[0, 1]])[0]
+
+
+def ordered_is_written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    sorted([y[0, 0], y[0, 1], y[1, 0]])[1].add_(1)
+    return y
+
+
+WHOLE = (of_two, of_a_list, with_a_nan, in_order, rows_in_order, equal_keys_in_order)
+BROKEN = (
+    returned, a_view_returned, operand_written, choice_written, with_a_number, order_returned, ordered_is_written,
+)  # fmt: skip
 
 
 @pytest.mark.expected_eager("data_dependent_branch", "overlapping_inputs")
@@ -69,3 +94,23 @@ def test_choices_are_eagers(program: Program) -> None:
         assert (found._base is x) is (wanted._base is x)
     broke = any(event.kind.id == "data_dependent_branch" for event in torchcompile.report().events)
     assert broke is (program in BROKEN)
+
+
+@pytest.mark.expected_eager("raise_was_handled")
+def test_what_is_sorted_with_a_nan_is_in_the_order_of_eager() -> None:
+    compiled = torchcompile.compile(in_order)
+    for nan in (None, 0, 1, 3):
+        x = torch.randn(2, 3, dtype=torch.float64)
+        if nan is not None:
+            x.view(-1)[nan] = float("nan")
+        torch.testing.assert_close(compiled(x), in_order(x), equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_key_is_asked_for_once_and_in_order() -> None:
+    for values in ([3, 1, 2], [(1, "b"), (0, "a"), (1, "a")], []):
+        asked: list[Any] = []
+
+        def program(x: torch.Tensor, values: Any = values, asked: list[Any] = asked) -> Any:
+            return x + 1, sorted(values, key=lambda value: (asked.append(value), value)[1], reverse=True)
+
+        assert torchcompile.compile(program)(torch.ones(1))[1] == sorted(values, reverse=True) and asked == values

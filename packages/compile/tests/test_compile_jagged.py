@@ -359,15 +359,20 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
-def attended(t: Any) -> Any:
-    """Torch's code for it makes a list of the rows, whose lengths it has to know."""
-    query = torch.cat([t, t], -1).unflatten(-1, [1, 8]).transpose(1, 2)
-    return F.scaled_dot_product_attention(query, query, query).transpose(1, 2).flatten(-2)
+def heads_of(t: Any, count: int = 2) -> Any:
+    return torch.cat([t, t.sin()], -1).unflatten(-1, [count, 8 // count]).transpose(1, 2)
+
+
+def attended(t: Any, **options: Any) -> Any:
+    query = heads_of(t)
+    return F.scaled_dot_product_attention(query, query * 2, query.cos(), **options).transpose(1, 2).flatten(-2)
 
 
 PARAMETER = torch.nn.Parameter(rows((2, 3)))
 LEAVING: dict[str, tuple[Program, str]] = {
-    "attention": (attended, "data_dependent_shape"),
+    "attention with dropout": (lambda t: attended(t, dropout_p=1.0), "data_dependent_shape"),
+    "causal attention": (lambda t: attended(t, is_causal=True), "special_tensor"),
+    "attention with a mask": (lambda t: attended(t, attn_mask=torch.ones(1, dtype=torch.bool)), "special_tensor"),
     "a parameter": (lambda t: t.values() + (PARAMETER * 2).values(), "special_tensor"),
     "a row": (lambda t: t[0] * 2, "special_tensor"),
     "written to": (lambda t: (t * 1).add_(1), "special_tensor"),
@@ -390,7 +395,7 @@ def test_what_leaves_the_graph_is_told_and_refused(name: str) -> None:
     for run in (program, compiled):
         try:
             outcome.append(run(rows((2, 3))))
-        except (NotImplementedError, RuntimeError) as error:
+        except (NotImplementedError, RuntimeError, ValueError) as error:
             outcome.append(type(error))
     if isinstance(outcome[0], torch.Tensor):
         same(outcome[1], outcome[0])
@@ -399,6 +404,61 @@ def test_what_leaves_the_graph_is_told_and_refused(name: str) -> None:
     assert reason in events_of(compiled)
     with pytest.raises(Unsupported, match=reason):
         torchcompile.compile(program, backend="aot_eager", fullgraph=True)(rows((2, 3)))
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+OTHER = torch.nested.nested_tensor_from_jagged(
+    torch.linspace(-1, 1, 36, dtype=torch.float64).view(9, 4), torch.tensor([0, 4, 9])
+)
+
+
+def to_other_rows(t: Any) -> Any:
+    key = heads_of(OTHER * 1)
+    return F.scaled_dot_product_attention(heads_of(t), key, key.sin(), scale=0.3).transpose(1, 2).flatten(-2)
+
+
+def wide_values(t: Any) -> Any:
+    query, value = heads_of(t), torch.cat([t, t, t], -1).unflatten(-1, [2, 6]).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, query, value).transpose(1, 2).flatten(-2)
+
+
+def twice(t: Any) -> Any:
+    return attended(attended(t) @ torch.linspace(-1, 1, 32, dtype=torch.float64).view(8, 4))
+
+
+ATTENDING: dict[str, Program] = {
+    "to itself": attended,
+    "scaled": lambda t: attended(t, scale=0.1),
+    "to other rows": to_other_rows,
+    "values of another width": wide_values,
+    "a head": lambda t: F.scaled_dot_product_attention(*[heads_of(t, 1)] * 3).transpose(1, 2).flatten(-2),
+    "twice": twice,
+    "allowed to use no other": lambda t: allowed(t),
+}
+
+
+def allowed(t: Any) -> Any:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return attended(t)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ATTENDING)
+def test_attention_is_one_graph_for_all_lengths(name: str, backend: str) -> None:
+    program = ATTENDING[name]
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+    for lengths in ((2, 3), (1, 4), (5, 2), (1, 1), (3, 0), (7, 7)):
+        for kept in ({}, {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}):
+            found = []
+            for run in (program, compiled):
+                generator = torch.Generator().manual_seed(3)
+                values = torch.randn(sum(lengths), 4, dtype=torch.float64, generator=generator, requires_grad=True)
+                result = run(torch.nested.nested_tensor_from_jagged(values, offsets_of(lengths), **kept))
+                (gradient,) = torch.autograd.grad(result.values().square().sum(), values)
+                found.append((result.values(), result.offsets(), gradient))
+                assert result.dim() == 3 and result.values().is_contiguous()
+            torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
 # -- row by row ----------------------------------------------------------------------------------

@@ -230,19 +230,44 @@ def test_regions_are_as_eager_has_them(name: str, backend: str) -> None:
         assert bool(told()) is row.in_place
 
 
-def test_results_of_which_one_leads_to_the_other_are_in_place() -> None:
+def test_hooks_see_what_comes_from_another_result() -> None:
     apart = region(lambda x: (x.sin(), x.sin() * 2))  # type: ignore[misc]
     chained = region(lambda x: (h := x.sin(), h * 2))  # type: ignore[misc]
-    for part, in_place in ((apart, False), (chained, True)):
+    for part, leads in ((apart, False), (chained, True)):
         torchcompile.reset()
         x = torch.randn(3, requires_grad=True)
         first, second = torchcompile.compile(lambda x, part=part: part(x))(x)
-        assert bool(told()) is in_place
-        if in_place:  # as eager, and hooks see the whole gradient
+        assert told()
+        if leads:  # as eager, and hooks see the whole gradient
             (gradient,) = torch.autograd.grad(second.sum(), first, retain_graph=True)
             torch.testing.assert_close(gradient, torch.full_like(first, 2))
         (gradient,) = torch.autograd.grad(first.sum() + second.sum(), x)
         torch.testing.assert_close(gradient, 3 * x.cos())
+
+
+def test_gradients_of_some_results_alone_are_those_of_eager() -> None:
+    """Nothing is computed, and no zero multiplied, behind a result that is not used."""
+    part = region(lambda x, w: (x * w, (x * w).log()))  # type: ignore[misc]
+    other = region(lambda x, w: (x * w, x.sin()))  # type: ignore[misc]
+    for function in (part, other):
+        for program in (
+            lambda x, w, f=function: f(x, w),
+            lambda x, w, f=function: f(x, w)[0] * 2,
+            lambda x, w, f=function: f(x, w)[0] + f(x, w)[1].relu(),
+        ):
+            torchcompile.reset()
+            compiled = torchcompile.compile(program)
+            for used in range(3):
+                found = []
+                for run in (program, compiled):
+                    x, w = torch.tensor([0.0, 1.0, 2.0], requires_grad=True), torch.ones(3, requires_grad=True)
+                    results = run(x, w)
+                    results = results if isinstance(results, tuple) else (results,)
+                    chosen = results if used == 2 else results[used : used + 1] or results
+                    total = sum(t.sum() for t in chosen)
+                    found.append(torch.autograd.grad(total, (x, w), allow_unused=True))
+                assert [g is None for g in found[0]] == [g is None for g in found[1]]
+                torch.testing.assert_close(*([g for g in gs if g is not None] for gs in found), equal_nan=True)
 
 
 def test_dropout_draws_anew_in_each_call() -> None:

@@ -80,7 +80,7 @@ NESTED = {
     "padded": Case(lambda t: t.to_padded_tensor(0.0) + 1),
     "softmax over the lengths": Case(lambda t: t.softmax(1).values(), breaks=True),
     "unbind": Case(lambda t: (t.unbind()[0] * 2, t.unbind()[-1].sin())),
-    "attention": Case(attention, breaks=True),
+    "attention": Case(attention),
     "its lengths": Case(lambda t: (t.offsets().diff() * 2, t.values() * 2)),
     "a condition on its lengths": Case(same_lengths),
     "handed back": Case(lambda t: (t * 2).values() + (lambda kept: kept.values())(t)),

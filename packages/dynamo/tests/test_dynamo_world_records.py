@@ -217,6 +217,21 @@ def matching_on_classes(x: torch.Tensor, _: Any) -> Any:
     return x + len(found), found
 
 
+@case()
+def dataclasses_made_within(x: torch.Tensor, _: Any) -> Any:
+    fields = [("value", torch.Tensor), ("scale", float, 2.0), ("tags", list, dataclasses.field(default_factory=list))]
+    made = dataclasses.make_dataclass("made", fields)
+    frozen = dataclasses.dataclass(frozen=True, order=True)(type("Key", (), {"__annotations__": {"rank": int}}))
+    try:
+        frozen(1).rank = 2
+        refused = False
+    except dataclasses.FrozenInstanceError:
+        refused = True
+    one = dataclasses.replace(made(x, tags=["a"]), scale=3.0)
+    keys = sorted([frozen(3), frozen(1)])
+    return one.value * one.scale + keys[0].rank, refused, one.tags, made(1, 2) == made(1, 2), len(made(1).tags)
+
+
 @pytest.mark.parametrize("found", cases_of(__name__))
 def test_records(found: Case) -> None:
     check(found)

@@ -79,8 +79,9 @@ def trace_joint(
             if manner.fix_sizes:
                 raise
             manner = replace(manner, fix_sizes=True)
-        except RegionsInPlace:
-            manner = replace(manner, partitioner=None)
+        except RegionsInPlace as asked:
+            alone = frozenset() if asked.body is None else manner.in_place | {asked.body}
+            manner = replace(manner, partitioner=partitioner if alone else None, in_place=alone)
         except _TraceAgain as found:
             manner = replace(manner, **found.manner)
 
@@ -90,6 +91,7 @@ class _Manner:
     """How to trace, where it is not the plain way: a trace may find out that another one is needed."""
 
     partitioner: Partitioner | None  # what cuts regions; None: they are traced in place
+    in_place: frozenset[fx.GraphModule] = frozenset()  # regions that are, anyway
     fix_sizes: bool = False  # sizes that depend on data are those of the examples
     apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
     accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
@@ -129,7 +131,8 @@ def _traced(
     examples = (bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     recorder.values = example_values(*examples)
     recorder.examples = tried_values(*examples) if manner.untraced else None
-    regions = Regions(recorder, trace_joint, manner.partitioner) if manner.partitioner is not None else None
+    cut = manner.partitioner
+    regions = Regions(recorder, trace_joint, cut, manner.in_place) if cut is not None else None
     nested = TracedCalls(recorder, trace_joint, regions)
     with _tracing(recorder, bound.fake_mode, nested):
         flat, leaves = _wrap_inputs(bound, starts)
@@ -151,6 +154,8 @@ def _traced(
     kept_bytes: int | None = None
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
+        if regions is not None:
+            regions.tangents = len(tangents)
         values = [value for _, value in analysis.differentiable]
         with _tracing(recorder, bound.fake_mode, nested), bound.fake_mode.asking():
             try:

@@ -58,14 +58,23 @@ class InPlace(Exception):
 
 
 class RegionsInPlace(Exception):
-    """The program takes a derivative of a derivative: its regions are to be traced in place, all of them."""
+    """The program is to be traced again with this region in place, or all of them: it takes a derivative of a
+    derivative."""
+
+    def __init__(self, body: fx.GraphModule | None = None) -> None:
+        super().__init__()
+        self.body = body
 
 
 class Regions:
     """Takes the calls of regions of a program that `recorder` records; `trace` traces one, `partitioner` cuts it."""
 
-    def __init__(self, recorder: Recorder, trace: Trace, partitioner: Partitioner) -> None:
+    def __init__(
+        self, recorder: Recorder, trace: Trace, partitioner: Partitioner, in_place: frozenset[fx.GraphModule]
+    ) -> None:
         self.recorder = recorder
+        self.in_place = in_place
+        self.tangents = 1  # of the program: where there are several, a backward may come without some
         self.trace = trace
         self.partitioner = partitioner
         self.traced: dict[object, TracedRegion | InPlace] = {}
@@ -76,12 +85,14 @@ class Regions:
         try:
             if not isinstance(body, fx.GraphModule):
                 raise InPlace("it is no graph")
+            if body in self.in_place:
+                raise InPlace("gradients may come for some of its results alone")
             region = self._region(body, operands)
             self._refuse_now(region, operands)
         except InPlace as why:
             tell_in_place(str(why), self.recorder.stack)
             return None
-        call = RegionCall(region)
+        call = RegionCall(region, body)
         if region.backward is None:
             found = self.emit(call, region.forward, self._inputs(region.joint.metadata.placeholders, operands))
         else:
@@ -215,6 +226,9 @@ class _Region(torch.autograd.Function):
         region: TracedRegion = ctx.call.region
         metadata, backward = region.joint.metadata, region.backward
         assert backward is not None
+        missing = any(gradients[slot] is None for slot in metadata.tangents)
+        if len(metadata.tangents) > 1 and (missing or ctx.regions.tangents > 1):
+            raise RegionsInPlace(ctx.call.body)  # autograd runs nothing behind a result that is not used
         specs = [node.meta["val"] for node in region.tangents]
         tangents = [_laid_out(gradients[slot], spec) for slot, spec in zip(metadata.tangents, specs, strict=True)]
         found = ctx.regions.emit(ctx.call, backward, (*ctx.numbers, *ctx.saved_tensors, *tangents))

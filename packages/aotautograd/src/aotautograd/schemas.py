@@ -380,9 +380,10 @@ class TracedRegion:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RegionCall:
-    """One call of a region: its forward's node and its backward's have this in common."""
+    """One call of a region: its forward's node and its backward's have this in common. `body`: as it was captured."""
 
     region: TracedRegion
+    body: torch.fx.GraphModule
 
 
 Example: TypeAlias = TensorSpec | IntExpr | FloatExpr | int | float

@@ -50,7 +50,14 @@ def warning(x: torch.Tensor) -> Any:
         return x + 1
 
 
-@part(PYTHON, "warnings that the program collects", "ambient_state", gradient=False)
+@part(
+    PYTHON,
+    "warnings that the program collects",
+    "ambient_state",
+    gradient=False,
+    why="warnings are given behind the graph, and the program reads what has been collected before; instead: collect"
+    " them around the compiled function",
+)
 def collecting(x: torch.Tensor) -> Any:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -79,7 +86,14 @@ def contexts_of_the_library(x: torch.Tensor) -> Any:
     return y, len(log)
 
 
-@part(PYTHON, "print", "print", gradient=False)
+@part(
+    PYTHON,
+    "print",
+    "print",
+    gradient=False,
+    why="what is printed is a tensor's data, in the order in which the program does; instead: print what the function"
+    " returns",
+)
 def printing(x: torch.Tensor) -> Any:
     y = x + 1
     print(end="")

@@ -33,7 +33,13 @@ def split_by_lengths(x: torch.Tensor) -> Any:
     return parts, x.narrow(0, lengths[0].item(), lengths[1].item()) * 2
 
 
-@part(PYTHON, "a branch on data", "data_dependent_branch", gradient=False)
+@part(
+    PYTHON,
+    "a branch on data",
+    "data_dependent_branch",
+    gradient=False,
+    why="Python goes one way or the other by a tensor's data; instead: torch.where, or torch.cond",
+)
 def branching(x: torch.Tensor) -> Any:
     return x.sin() if x.sum() > 0 else x.cos()
 
@@ -76,7 +82,7 @@ def extremes_of_many(x: torch.Tensor) -> Any:
     return max(column.sum() for column in x.unbind(1)) * x, min([x[0, 0]], default=x) * longest
 
 
-@part(PYTHON, "sorted tensors", "data_dependent_branch")
+@part(PYTHON, "sorted tensors")
 def ordered(x: torch.Tensor) -> Any:
     return torch.stack(sorted([x[0, 0], x[0, 1], x[1, 0]]))
 

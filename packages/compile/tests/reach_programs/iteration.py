@@ -105,7 +105,12 @@ def sent_to(x: torch.Tensor) -> Any:
     return steps.send(next(steps) + 1)
 
 
-@part(PYTHON, "a generator across a break", "print")
+@part(
+    PYTHON,
+    "a generator across a break",
+    "print",
+    why="it prints: the break is what the program is about; instead: see print",
+)
 def generating_across(x: torch.Tensor) -> Any:
     def parts() -> Iterator[torch.Tensor]:
         for place, row in enumerate(x.unbind(1)):

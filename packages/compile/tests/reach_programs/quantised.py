@@ -210,11 +210,26 @@ def learnt_scales(x: torch.Tensor) -> Any:
 
 
 maker(QUANTISED, "FakeQuantize, fused with its observer", calls=lambda: batches(16))(FusedMovingAvgObsFakeQuantize)
-maker(QUANTISED, "FakeQuantize", "data_dependent_branch", calls=lambda: batches(16))(FakeQuantize)
+maker(
+    QUANTISED,
+    "FakeQuantize",
+    "data_dependent_branch",
+    calls=lambda: batches(16),
+    why="torch's module asks a buffer's data whether it is switched on; instead: FusedMovingAvgObsFakeQuantize, or"
+    " torch.fake_quantize_per_tensor_affine",
+)(FakeQuantize)
 maker(QUANTISED, "an observer of the range", calls=lambda: batches(16), gradient=False)(MinMaxObserver)
 
 
-@part(QUANTISED, "packed parameters made within", "special_tensor", calls=lambda: batches(16), gradient=False)
+@part(
+    QUANTISED,
+    "packed parameters made within",
+    "special_tensor",
+    calls=lambda: batches(16),
+    gradient=False,
+    why="packed weights are an object of the library's, made of data that the graph has; instead: pack them once, outside"
+    " of the compiled function",
+)
 def packed_within(x: torch.Tensor) -> Any:
     weight = torch.quantize_per_tensor(torch.ones(8, 16), 0.1, 0, torch.qint8)
     return torch.ops.quantized.linear_dynamic(x, torch.ops.quantized.linear_prepack(weight, None))

@@ -49,7 +49,14 @@ def seeded(x: torch.Tensor) -> Any:
     return torch.rand(3) + x
 
 
-@part(PYTHON, "torch.initial_seed", "random_state", gradient=False)
+@part(
+    PYTHON,
+    "torch.initial_seed",
+    "random_state",
+    gradient=False,
+    why="the seed is the generator's at the time of the call, a number for Python; instead: hand the seed in, or keep it"
+    " where it is set",
+)
 def first_seed(x: torch.Tensor) -> Any:
     torch.manual_seed(3)
     return x * torch.initial_seed()

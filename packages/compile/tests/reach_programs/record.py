@@ -25,6 +25,7 @@ class Part:
         calls: the arguments of each call, drawn anew for each compiler from one seed.
         gradient: whether the sum of the floating results is differentiated by the arguments.
         breaks: what the ledger may tell beside recompilations, by its kinds: why it is not one graph.
+        why: where it is not one graph, what about it cannot be in one, and what to write instead.
         judge: the same in plain operators, for what torch itself computes wrongly in a version that is supported.
     """
 
@@ -35,6 +36,7 @@ class Part:
     gradient: bool = True
     breaks: tuple[str, ...] = ()
     judge: Program | None = None
+    why: str = ""
 
     def run(self, compiler: Callable[[Program], Program]) -> list[tuple[list[Any], list[Any]]]:
         """The leaves of each call's results, and its gradients by the tensors among its arguments."""
@@ -73,11 +75,12 @@ def maker(
     calls: Callable[[], list[tuple[Any, ...]]] = default_calls,
     gradient: bool = True,
     judge: Program | None = None,
+    why: str = "",
 ) -> Callable[[Callable[[], Program]], Callable[[], Program]]:
     """Adds what makes a program: one that holds state."""
 
     def add(make: Callable[[], Program]) -> Callable[[], Program]:
-        PARTS[name] = Part(group, name, make, calls, gradient, breaks, judge)
+        PARTS[name] = Part(group, name, make, calls, gradient, breaks, judge, why)
         return make
 
     return add

@@ -162,7 +162,6 @@ def jagged_rows(x: Any) -> Any:
 @part(
     SUBCLASSES,
     "nested jagged, attention",
-    "data_dependent_shape",
     calls=lambda: [(rows(2, 3),), (rows(1, 4),), (rows(3, 1, 2),)],
 )
 def jagged_attention(x: Any) -> Any:
@@ -171,12 +170,31 @@ def jagged_attention(x: Any) -> Any:
     return nn.functional.scaled_dot_product_attention(query, query, query).transpose(1, 2).flatten(-2)
 
 
+@part(SUBCLASSES, "nested jagged, attention to other rows", calls=lambda: [(rows(2, 3),), (rows(4, 1),), (rows(1, 3),)])
+def jagged_cross_attention(x: Any) -> Any:
+    others = torch.nested.nested_tensor_from_jagged(torch.linspace(-1, 1, 72, dtype=x.dtype).view(9, 8), OTHER_ROWS)
+    query = (x @ torch.linspace(-1, 1, 24, dtype=x.dtype).view(3, 8)).unflatten(-1, [2, 4]).transpose(1, 2)
+    key = others.unflatten(-1, [2, 4]).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(query, key, key.sin(), scale=0.5).transpose(1, 2).flatten(-2)
+
+
+OTHER_ROWS = torch.tensor([0, 4, 9])
+
+
 @maker(SUBCLASSES, "parametrizations")
 def parametrized() -> Program:
     torch.manual_seed(3)
     return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
 
 
-@part(SUBCLASSES, "masked tensors", "tensor_subclass", "unsplit_frame", gradient=False)
+@part(
+    SUBCLASSES,
+    "masked tensors",
+    "tensor_subclass",
+    "unsplit_frame",
+    gradient=False,
+    why="the class has no __tensor_flatten__, and its Python asks for data; instead: data and mask as two tensors,"
+    " torch.where and sums of what the mask keeps",
+)
 def masked(x: torch.Tensor) -> Any:
     return masked_tensor(x * 2, x > 0).sum(1).to_tensor(0.0).sin()

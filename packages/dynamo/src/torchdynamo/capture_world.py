@@ -519,6 +519,9 @@ class CaptureWorld(PlainWorld):
     ) -> tuple[object, object] | None:
         return self.outside.recorder.choices.choose(op, values, keys)
 
+    def order(self, values: list[object], keys: list[object], reverse: bool) -> list[object] | None:
+        return self.outside.recorder.choices.order(values, keys, reverse)
+
     def compare(self, op: str, a: object, b: object) -> object:
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):

@@ -141,9 +141,10 @@ CONDITION_NOT_MET = Kind(
 )
 RAISE_WAS_HANDLED = Kind(
     "raise_was_handled",
-    "a condition on data, behind which the program raises, was not met: the call ran again, eagerly, and the program"
-    " handled its own exception",
-    "choose by torch.where, or test for the condition outside of the compiled function",
+    "what the graph took for granted of the data was not so: a condition behind which the program raises, and the"
+    " program handled its own exception; or that there is no NaN among the numbers that it sorts. The call ran again,"
+    " eagerly",
+    "choose by torch.where, sort by torch.sort, or test for the condition outside of the compiled function",
     Effect.RERUN,
 )
 RAISED_AT_ENTRY = Kind(

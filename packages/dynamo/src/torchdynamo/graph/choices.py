@@ -1,13 +1,14 @@
-"""`min` and `max` by tensors of one number, which Python compares one by one: the graph chooses by `torch.where`.
+"""`min`, `max` and `sorted` by tensors of one number, which Python compares one by one: the graph chooses by
+`torch.where`, and puts in order by a stable sort.
 
-The result is one of the operands to Python, and memory of its own in the graph. So where the program writes to any of
+A result is one of the operands to Python, and memory of its own in the graph. So where the program writes to any of
 them, or hands the result out, capture begins anew, and the graph ends before the choice.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -48,6 +49,25 @@ class Choices:
         self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
         return value, key
 
+    def order(self, values: list[Any], keys: list[Any], reverse: bool) -> list[Any] | None:
+        """The values as `sorted` has them by these keys; None where the graph cannot tell. Python orders keys that are
+        no number by how it happens to compare them: that there are none is taken for granted."""
+        place, recorder = self.recorder.user_frames(), self.recorder
+        if len(values) < 2 or place in recorder.taken.refused or recorder.regions.open or recorder.modes:
+            return None
+        if not _alike(keys) or not _alike(values) or not all(map(_is_number, keys)) or keys[0].is_complex():
+            return None
+        stacked: Any = torch.stack([key.reshape(()) for key in keys])
+        if keys[0].is_floating_point():
+            known: Any = stacked.isnan().any().logical_not()
+            if not recorder.conditions.take_for_granted(known, True):
+                return None
+        places = stacked.argsort(stable=True, descending=bool(reverse))
+        found = [value.clone() for value in torch.stack(list(values)).index_select(0, places).unbind(0)]
+        self._results |= {id(memory_of(tensor)): place for tensor in found}
+        self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
+        return found
+
     def written(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raises NumberAsked where a write would have gone to the operand, or would have been read by the result."""
         memories = {id(memory_of(tensor)) for tensor in tensors}
@@ -63,8 +83,8 @@ class Choices:
             raise NumberAsked(places, as_size=False)
 
 
-def _alike(pair: Pair) -> TypeGuard[tuple[FakeTensor, FakeTensor]]:
-    """Whether two values are tensors that Python tells apart by nothing but their elements."""
+def _alike(pair: Sequence[Any]) -> TypeGuard[Sequence[FakeTensor]]:
+    """Whether values are tensors that Python tells apart by nothing but their elements."""
     if not all(isinstance(t, FakeTensor) and class_of(t) is None and t.layout is torch.strided for t in pair):
         return False
     kinds = {(t.dtype, t.device, tuple(t.spec.shape)) for t in pair}

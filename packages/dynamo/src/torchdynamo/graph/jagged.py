@@ -25,6 +25,7 @@ from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.relation import Truth
 from primtorch.symbolic.sym_node import SymNode
 from primtorch.wrappers import wrappers_in
+from torchdynamo.graph.jagged_attention import attention
 from torchdynamo.graph.special_tensors import leaves, refusal
 from torchdynamo.interpreter.protocol import MISSING, Escape
 from torchdynamo.reasons import BreakGraph
@@ -372,6 +373,10 @@ class Jagged:
         args, kwargs = self.recorder.adopt_all(args), self.recorder.adopt_all(kwargs)
         if name == "unbind":
             return self._unbind(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            found = attention(self, *args, **kwargs)
+            if found is not MISSING:
+                return found
         if name in _MAKERS:
             self._know_rows(_MAKERS[name], args, kwargs)
         below, count = _Below(self.recorder, name), jagged._tensor_id_counter
@@ -390,6 +395,20 @@ class Jagged:
                 self._alive.append(leaf)
                 self.recorder.wrappers.memories.append(leaf._values.memory)  # type: ignore[attr-defined]
         return result
+
+    def is_one(self, value: object) -> bool:
+        """Whether a value is a nested tensor of the graph."""
+        return is_jagged(value) and stands_for_one(value)
+
+    def lengths_kept(self, nested: Any) -> dict[str, Any]:
+        """What it keeps of the lengths of its shortest and longest row, by name."""
+        kept = nested._metadata_cache or {}
+        return {name: kept[name].shape[0] for name in _SEQLENS if kept.get(name) is not None}
+
+    def convert(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
+        """A conversion between rows and padding, recorded with a derivative where one is asked for."""
+        differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in _fakes(args))
+        return self.recorder.record(_WITH_DERIVATIVE[func] if differentiated else func, args, {})
 
     def _unbind(self, nested: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
         """The rows, as views of the values: their lengths are numbers that the graph reads."""

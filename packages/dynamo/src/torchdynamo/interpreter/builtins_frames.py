@@ -62,9 +62,17 @@ def _in_frame(native: object) -> BuiltinRule:
         if len(args) == 1 and not kwargs:
             frame = world.interpreter.frames[-1]
             args = (args[0], frame.function.__globals__, frame.local_values())
+        elif len(args) == 3 and not kwargs and _is_namespace(args[1]) and isinstance(args[0], str):
+            return native(*args)  # type: ignore[operator]  # what the text makes is interpreted, and what that reads of the module is guarded
         return world.call_leaf(native, args, kwargs)
 
     return rule
+
+
+def _is_namespace(thing: object) -> bool:
+    """Whether it is the namespace of a module that is loaded."""
+    module = sys.modules.get(thing.get("__name__", "")) if type(thing) is dict else None
+    return module is not None and vars(module) is thing
 
 
 RULES[eval] = _in_frame(eval)

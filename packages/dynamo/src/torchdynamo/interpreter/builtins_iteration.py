@@ -258,9 +258,16 @@ def _sort_key(world: World, key: object, values: list[object]) -> Callable[[obje
 def call_sorted(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs.keys() - {"key", "reverse"}:
         return sorted(*args, **kwargs)
-    values = list(native_iterator(world, args[0]))
-    values.sort(key=_sort_key(world, kwargs.get("key"), values), reverse=kwargs.get("reverse", False))
-    return values
+    values, key = list(native_iterator(world, args[0])), kwargs.get("key")
+    keys = values if key is None else [world.call(key, (value,), {}) for value in values]
+    reverse: Any = kwargs.get("reverse", False)
+    found = world.order(values, keys, reverse)
+    if found is not None:
+        return found
+    if any(runs_python(one, _ORDER) for one in keys):
+        keys = [SortItem(world, one) for one in keys]
+    by_key: Callable[[int], Any] = keys.__getitem__
+    return [values[place] for place in sorted(range(len(values)), key=by_key, reverse=reverse)]
 
 
 @RULES.interprets(list.sort)

@@ -206,6 +206,9 @@ class PlainWorld(World):
     ) -> tuple[object, object] | None:
         return None
 
+    def order(self, values: list[object], keys: list[object], reverse: bool) -> list[object] | None:
+        return None
+
     def is_same(self, a: object, b: object) -> bool:
         return a is b
 

@@ -269,6 +269,9 @@ class World(Protocol):
     ) -> tuple[object, object] | None:
         """Of two values, and its key, by what `op` says of the two keys; None: ask for the truth."""
 
+    def order(self, values: list[object], keys: list[object], reverse: bool) -> list[object] | None:
+        """The values as `sorted` has them by these keys; None: ask for the truth of each comparison."""
+
     def is_same(self, a: object, b: object) -> bool:
         """`a is b`"""
 
