@@ -36,7 +36,7 @@ for _ in range(3):
     loss = compiled(x).square().mean()
     loss.backward()
     optimizer.step()
-    losses.append(float(loss))
+    losses.append(float(loss.detach()))
 assert losses[2] < losses[0] and torchcompile.report().kernels, losses
 print(f"torchcompile {torchcompile.__version__} at {torchcompile.__file__}, torch {torch.__version__}: losses {losses}")
 """
