@@ -145,8 +145,9 @@ STORES: tuple[Program, ...] = (
 )  # fmt: skip
 
 
-# A program may raise, and shapes vary with the calls: no more than these is to differ from eager's run.
-@pytest.mark.expected_eager("program_raised", "exception", "recompiled", "numpy")
+# A program may raise, shapes vary with the calls, and what NumPy alone can do ends the graph: views of one array are then
+# inputs of the next one, which may write to them. No more than these is to differ from eager's run.
+@pytest.mark.expected_eager("program_raised", "exception", "recompiled", "numpy", "overlapping_inputs")
 @pytest.mark.parametrize("repeat", range(8))
 def test_random_programs(repeat: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
