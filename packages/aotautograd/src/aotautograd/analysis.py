@@ -128,8 +128,7 @@ def analyse(
         elif not isinstance(value, torch.Tensor):
             infos[place] = OutputInfo(OutputKind.CONSTANT, value=value)
         elif id(value) in first_seen:
-            earlier = first_seen[id(value)]
-            infos[place] = OutputInfo(OutputKind.CONSTANT, same_as=earlier)
+            infos[place] = OutputInfo(OutputKind.CONSTANT, same_as=first_seen[id(value)])
         else:
             first_seen[id(value)] = place
             candidate = _Candidate(place, value, path_of_views(node_of[id(unwrap(value))], final))
@@ -146,19 +145,18 @@ def analyse(
         infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", number, None, None))
     made = tuple(o for o in infos if o is not None)
     replayed = [*(o.steps for o in made), *(i.metadata_steps for i in inputs)]
-    numbers = _numbers_of_data(replayed, {name for name, _, _ in bound.symbol_places()})
-    number_slots = tuple((name, emit("symbol", size_node(number), None, None)) for name, number in numbers.items())
+    numbers = _numbers_of_data(replayed, {name for name, _, _ in bound.symbol_places()}).items()
     metadata = ProgramMetadata(
         num_inputs=len(bound.values),
         placeholders=tuple(source for _, source, _ in bound.placeholders()),
         inputs=tuple(inputs),
         outputs=made,
-        forward_outputs=tuple(forward),
+        number_slots=tuple((name, emit("symbol", size_node(number), None, None)) for name, number in numbers),
+        forward_outputs=tuple(forward),  # those numbers among them
         tangents=(),
         gradients=(),
         complex_inputs=tuple(place for place, start in starts.items() if start.is_complex()),
         symbol_places=bound.symbol_places(),
-        number_slots=number_slots,
     )
     return Analysis(metadata, result, differentiable)
 

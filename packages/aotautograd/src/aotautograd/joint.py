@@ -202,11 +202,16 @@ def _traced(
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
     joint = JointGraph(module, metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
+    return _under_assumptions(joint, recorder)
+
+
+def _under_assumptions(joint: JointGraph, recorder: Recorder) -> JointGraph:
+    """The joint graph with a guard of what its trace took for granted of the data."""
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:
         return joint
-    guard = guard_graph(module, metadata.num_placeholders, assumed)
-    return replace(joint, metadata=replace(metadata, assumptions=tuple(assumed.values())), guard=guard)
+    guard = guard_graph(joint.module, joint.metadata.num_placeholders, assumed)
+    return replace(joint, metadata=replace(joint.metadata, assumptions=tuple(assumed.values())), guard=guard)
 
 
 def _refused_behind(values: Sequence[torch.Tensor], env: ShapeEnv | None) -> tuple[frozenset[int], ...]:
