@@ -1,6 +1,24 @@
-"""For the tests of all packages: nothing of them depends on how fast the machine is."""
+"""For the tests of all packages: nothing of them depends on how fast the machine is, and none changes what others see."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from primtorch import ambient
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def ambient_state_kept() -> Iterator[None]:
+    """Every test leaves the state of its thread and of the process as it found it, by itself or by what it tests: what
+    it left would show in another test of the same process, if anywhere."""
+    before = ambient.snapshot()
+    yield
+    changed = ambient.changed(before)
+    ambient.restore(before)
+    if changed:
+        told = (f"{name}: {then!r} before, {now!r} behind" for name, (then, now) in changed.items())
+        pytest.fail("the test left ambient state changed:\n" + "\n".join(told), pytrace=False)

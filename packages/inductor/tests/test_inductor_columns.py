@@ -9,6 +9,7 @@ from device_cases import activate_and_share, gradients, normalise
 from interpreted import replies
 
 import primtorch
+from primtorch.testing.accuracy import SUMMED
 from torchinductor.cost import traffic_of
 from torchinductor.ir import Kernel
 from torchinductor.source import planned_operations
@@ -113,4 +114,5 @@ def test_values_in_the_interpreter() -> None:
         assert "failure" not in reply, reply["failure"]
         assert reply["walks"] == 1, reply
         dtype = CASES[reply["case"]].dtype if reply["case"] in CASES else torch.float32
-        assert reply["error"] <= 2 * reply["eager"] + torch.finfo(dtype).eps, reply
+        ulps = SUMMED if dtype == torch.float64 else 1  # of which eager is its own judge
+        assert reply["error"] <= 2 * reply["eager"] + ulps * torch.finfo(dtype).eps, reply

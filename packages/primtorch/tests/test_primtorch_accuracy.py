@@ -22,11 +22,13 @@ PASSES: dict[str, tuple[Any, Any, Any]] = {
     "eager overflows where the truth does not": (SPECIAL[1:2], SPECIAL[1:2], torch.tensor([1e39]).double()),
     "integers, numbers, nothing": ((torch.arange(3), 2, None), (torch.arange(3), 2, None), (torch.arange(3), 2, None)),
     "empty": (EAGER[:0], EAGER[:0], EXACT[:0]),
+    "doubles that were added up in another order": (EXACT * (1 + 1e-13), EXACT, EXACT),
     "complex": (torch.complex(EAGER, EAGER), torch.complex(EAGER, EAGER), torch.complex(EXACT, EXACT)),
 }
 FAILS: dict[str, tuple[Any, Any, Any]] = {
     "many ulps": (EAGER + 20 * ULP, EAGER, EXACT),
     "three times eager's error": (EAGER + 3e-3, EAGER + 1e-3, EXACT),
+    "doubles of which a part was computed in less": (EXACT.float().double(), EXACT, EXACT),
     "another dtype": (EXACT, EAGER, EXACT),
     "another shape": (EAGER[None], EAGER, EXACT),
     "a NaN": (torch.where(EAGER > 1, EAGER, torch.nan), EAGER, EXACT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -82,6 +83,65 @@ def test_each_state_is_restored(state: ambient.Ambient, fails: bool) -> None:
         if fails:
             raise ZeroDivisionError
     assert not ambient.changed(before)
+
+
+class Struck(Exception):
+    pass
+
+
+def _struck_at(number: int, run: Callable[[], object]) -> bool:
+    """Runs, and raises in it where the interpreter would call a signal's handler for the nth time: as functions start,
+    and as calls of C come back. Says whether it came so far."""
+    left = number
+
+    def strike(frame: object, event: str, argument: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if not left:
+                sys.setprofile(None)
+                raise Struck
+
+    try:
+        sys.setprofile(strike)
+        run()
+    except Struck:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("state", ambient.AMBIENT, ids=lambda s: s.name)
+def test_a_state_that_is_being_read_is_left_as_it_was(state: ambient.Ambient) -> None:
+    before, number = ambient.snapshot(), 1
+    while _struck_at(number, state.read):
+        assert not ambient.changed(before), f"the handler of a signal raised at call {number}"
+        number += 1
+
+
+@pytest.mark.parametrize("state", [s for s in ambient.AMBIENT if s.write], ids=lambda s: s.name)
+def test_each_state_is_restored_where_a_signal_interrupts_it(state: ambient.Ambient) -> None:
+    assert state.write is not None
+    before, other = ambient.snapshot(), _other_value(state)
+    if state.name == "torch functions":
+        other = torch._C._TorchFunctionState.SUBCLASSES_DISABLED
+
+    def leave() -> bool:
+        """Sets the state in a block, and leaves the block."""
+        block = ambient.preserved.__wrapped__()  # type: ignore[attr-defined]
+        next(block)
+        try:
+            state.write(other)  # type: ignore[misc]
+        except RuntimeError as refused:
+            pytest.skip(f"this build of torch: {refused}")
+        ambient.note([state])
+        return _struck_at(number, lambda: next(block, None))
+
+    number = 1
+    while leave():
+        number += 1
+        assert not ambient.changed(before), f"the handler of a signal raised at call {number}"
 
 
 def _other_value(state: ambient.Ambient) -> Any:

@@ -59,10 +59,13 @@ def without_onednn() -> AbstractContextManager[None]:
     return _onednn.off()
 
 
+_IN_AND_OUT: tuple[Callable[[], int], ...] = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+
+
 def _autocast_nesting() -> int:
-    depth: int = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return depth - 1
+    """How many blocks of autocast are open. Only entering one tells, and no signal's handler may come in between: it
+    would leave the thread within a block that never ends, whose casts of weights are never made again."""
+    return tuple(map(operator.call, _IN_AND_OUT))[1]  # no line of Python runs between the two
 
 
 def _set_autocast_nesting(depth: int) -> None:
@@ -353,7 +356,9 @@ def preserved() -> Iterator[None]:
         mine = _noted.values
         try:
             _write_back(before, mine)
-        except KeyboardInterrupt:  # a second run writes what the first has not come to
+        except (
+            BaseException
+        ):  # a signal's handler may raise anything: a second run writes what the first has not come to
             _write_back(before, mine)
             raise
         finally:

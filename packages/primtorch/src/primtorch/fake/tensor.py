@@ -546,15 +546,11 @@ def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, object]) ->
 
 def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:
     """Give a fake tensor another shape in place."""
-    included = torch._C._meta_in_tls_dispatch_include()
-    with torch._C._DisableTorchDispatch():
-        torch._C._set_meta_in_tls_dispatch_include(True)
-        try:
-            torch.ops.aten.set_.source_Storage_storage_offset(
-                target, target.untyped_storage(), spec.offset, spec.shape, spec.strides
-            )
-        finally:
-            torch._C._set_meta_in_tls_dispatch_include(included)
+    with torch._C._PreserveDispatchKeyGuard(), torch._C._DisableTorchDispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)  # includes two keys, of which its counterpart takes one back
+        torch.ops.aten.set_.source_Storage_storage_offset(
+            target, target.untyped_storage(), spec.offset, spec.shape, spec.strides
+        )
     target._tell_spec()
     return target
 
