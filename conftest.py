@@ -1,4 +1,4 @@
-"""For the tests of all packages: nothing of them depends on how fast the machine is, and none changes what others see."""
+"""For the tests of all packages: none depends on how fast the machine is, and none changes what others see."""
 
 from collections.abc import Iterator
 
