@@ -356,9 +356,7 @@ def preserved() -> Iterator[None]:
         mine = _noted.values
         try:
             _write_back(before, mine)
-        except (
-            BaseException
-        ):  # a signal's handler may raise anything: a second run writes what the first has not come to
+        except BaseException:  # of a signal's handler: a second run writes what the first has not come to
             _write_back(before, mine)
             raise
         finally:
