@@ -13,9 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 FEW = 8  # ulps of the largest value: what the last operation of a program may add where eager's error is none by luck
-SUMMED = (
-    1 << 16
-)  # ulps where the judge is no better than eager, whose error is not seen: of sums of some thousand numbers
+SUMMED = 1 << 16  # ulps where the judge is no better than eager, so that eager's error is not seen
 
 
 @contextmanager
