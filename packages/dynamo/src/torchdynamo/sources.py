@@ -269,6 +269,11 @@ Source = Union[
 ]  # fmt: skip
 
 
+def is_source(value: object) -> bool:
+    """Whether a value is one of the above."""
+    return isinstance(value, _Step)
+
+
 def base_of(source: Source) -> Source | None:
     """The source that this one is reached through, or None for a root."""
     return getattr(source, "base", None)

@@ -12,9 +12,7 @@ from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
 from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, base_of, resolve
 
-_KINDS_READ = frozenset(
-    {GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH}
-)
+_KINDS_READ = frozenset({GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
@@ -41,9 +39,12 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))
-        elif guard.kind is GuardKind.TENSOR and isinstance(value, torch.Tensor):
-            if value.dim() == len(guard.payload.sizes):
-                found.update(_changed_metadata(value, guard.payload, guard.source))
+        elif (
+            guard.kind is GuardKind.TENSOR
+            and isinstance(value, torch.Tensor)
+            and value.dim() == len(guard.payload.sizes)
+        ):
+            found.update(_changed_metadata(value, guard.payload, guard.source))
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torchdynamo.guards.shown import short, short_text
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, ShapeProgram, TensorGuard, WrittenMemory
-from torchdynamo.sources import Source
+from torchdynamo.sources import is_source
 
 
 def guard_rows(guards: Iterable[Guard]) -> list[tuple[str, str, str, str]]:
@@ -65,7 +65,7 @@ def _payload_text(payload: Any) -> str:
             return f"module {payload.__name__}"
         case type() | types.FunctionType() | types.BuiltinFunctionType():
             return f"{payload.__module__}.{payload.__qualname__}"
-    if isinstance(payload, Source):
+    if is_source(payload):
         return source_text(payload)
     return short(payload, 200)
 
