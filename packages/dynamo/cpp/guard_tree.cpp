@@ -113,9 +113,10 @@ bool Tree::run_check(const Check& check, PyObject* value) {
       return keys_match(value, payload);
     case Kind::set_items: {
       if (!PyAnySet_Check(value) || PySet_GET_SIZE(value) != PySet_GET_SIZE(payload)) return false;
-      int equal = PyObject_RichCompareBool(value, payload, Py_EQ);
-      if (equal < 0) PyErr_Clear();
-      return equal > 0;
+      PyObject* equal = PyFrozenSet_Type.tp_richcompare(value, payload, Py_EQ);  // a subclass may have its own ==
+      if (equal == nullptr) PyErr_Clear();
+      Py_XDECREF(equal);
+      return equal == Py_True;
     }
     case Kind::instance_has:
     case Kind::instance_lacks: {

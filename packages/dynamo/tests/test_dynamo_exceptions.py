@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 import traceback
 import types
@@ -220,7 +221,48 @@ def raises_what_it_kept(x: torch.Tensor, box: Box) -> torch.Tensor:
     raise kept
 
 
+class Ended(BaseException):
+    """What handlers of Exception let pass, as they do SystemExit and CancelledError."""
+
+
+def ends(x: torch.Tensor, box: Box) -> torch.Tensor:
+    box.count += 1
+    box.items.append(x.sin())
+    sys.exit(3)
+
+
+def ends_within_blocks(x: torch.Tensor, box: Box) -> torch.Tensor:
+    kept = x.clone()
+    try:
+        with Manager(box, False):
+            kept.add_(1)
+            raise Ended("while it runs")
+    except Exception:
+        box.items.append("not here")
+    finally:
+        box.items.append(kept)
+    return kept
+
+
+def ends_further_in(x: torch.Tensor, box: Box) -> torch.Tensor:
+    try:
+        ends_within_blocks(x, box)
+    except Ended as error:
+        box.items.append(str(error))
+        raise KeyboardInterrupt from error
+    return x
+
+
+def end_is_caught(x: torch.Tensor, box: Box) -> torch.Tensor:
+    try:
+        ends(x, box)
+    except SystemExit as error:
+        return x * error.code
+    return x
+
+
 PROGRAMS = [
+    ends, ends_within_blocks, ends_further_in, end_is_caught,
     effects_before, bad_shapes, deep, missing_key, raised_from, raised_again, swallowed, passed_through,
     break_in_finally, caught_outside, assertion, traceback_read, chained_through_finally, chained_through_frames,
     leaves_a_loop_within_blocks, passes_a_loop, raises_nothing, raises_nothing_further_in, raises_what_it_kept,
@@ -239,7 +281,7 @@ def outcome(program: Callable[..., Any], x: torch.Tensor, box: Box) -> tuple[Any
     COUNTERS.clear()
     try:
         result: Any = ("returned", program(x, box))
-    except Exception as error:
+    except BaseException as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == __file__][1:]
         result = ("raised", chain(error), lines)
     return (result, box.items, box.table, box.count, TOTAL, dict(COUNTERS))
@@ -372,3 +414,44 @@ def test_a_limit_that_a_continuation_meets_leaves_the_open_blocks(policy: Any) -
         else:
             assert policy == "continue" or text == "a"
         assert log.pop() == "left with True" and not log and torch.is_grad_enabled()
+
+
+def passes_a_finally(x: torch.Tensor) -> torch.Tensor:
+    try:
+        x = x + 1
+        raise Refused(1, "here")
+    finally:
+        x = x.sin()
+
+
+def passes_a_handler(x: torch.Tensor) -> torch.Tensor:
+    try:
+        raise Refused(1, "here")
+    except KeyError:
+        x = x + 1
+    return x
+
+
+def passes_two_blocks(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.enable_grad():
+        x = x + 1
+        raise Refused(1, "here")
+
+
+def passes_from_further_in(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return passes_a_finally(x)  # here
+    finally:
+        del x
+
+
+@pytest.mark.parametrize("program", [passes_a_finally, passes_a_handler, passes_two_blocks, passes_from_further_in])
+def test_the_line_that_is_told_is_that_of_the_raise(program: Callable[..., Any]) -> None:
+    """Behind a `finally`, a handler of something else or the end of a `with` an exception goes on without a line."""
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    with pytest.raises(Refused):
+        compiled(torch.ones(2))
+    (event,) = owner_of(compiled).stats.ledger.events
+    first = program.__code__.co_firstlineno
+    lines = inspect.getsource(program).splitlines()
+    assert event.frames[-1].line == first + next(i for i, line in enumerate(lines) if "here" in line)

@@ -240,7 +240,9 @@ def interpret(
             capture.ending = ReadsWhole(error.source, error.length)
         except NumberNeeded as needed:
             capture.ending = Raised(needed.error, None, interpreter.raises.get(id(needed.error), -1), of_symbols=True)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and interpreter.propagating is not error:
+                raise  # what the program raises, SystemExit, say, has left a frame of it
             pass_on_interrupt(error)
             places = outside.recorder.taken.places_of(error)
             if places:

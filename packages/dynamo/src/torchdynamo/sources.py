@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union, dataclass_transform
 
@@ -269,6 +269,11 @@ Source = Union[
 ]  # fmt: skip
 
 
+def is_source(value: object) -> bool:
+    """Whether a value is one of the above."""
+    return isinstance(value, _Step)
+
+
 def base_of(source: Source) -> Source | None:
     """The source that this one is reached through, or None for a root."""
     return getattr(source, "base", None)
@@ -383,6 +388,14 @@ def own_length(container: Any) -> int:
     """How many items it holds, by the built-in class: a `__len__` of the program's own may say anything."""
     kind: Any = next((base for base in (list, tuple, dict, set, frozenset) if isinstance(container, base)), None)
     return len(container) if kind is None else kind.__len__(container)
+
+
+def own_items(container: Any) -> Iterator[Any]:
+    """The items of a list, tuple, set, frozenset or deque, the keys of a dict, by the built-in class."""
+    return next(base for base in _ITERATED if isinstance(container, base)).__iter__(container)  # type: ignore[no-any-return]
+
+
+_ITERATED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 
 
 def table_shown(view: object) -> object:

@@ -24,6 +24,7 @@ from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterApi, Kwar
 from torchdynamo.outside.externals import External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.sources import own_items
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
 _NO_SETUP = torch.autograd.function._SingleLevelFunction.setup_context
@@ -531,5 +532,5 @@ def _as_ids(value: Any) -> object:
     if isinstance(value, dict):
         return [(id(key), id(dict.__getitem__(value, key))) for key in dict.keys(value)]
     if isinstance(value, (set, frozenset)):
-        return set(map(id, value))
-    return list(map(id, list.__iter__(value) if isinstance(value, list) else value))
+        return set(map(id, own_items(value)))
+    return list(map(id, own_items(value)))

@@ -25,6 +25,7 @@ from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import InterpreterApi, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.sources import own_items
 
 REASON = "higher_order_operator"
 
@@ -176,9 +177,9 @@ def _items(thing: object) -> object:
     if isinstance(thing, dict):
         return [(id(key), id(item)) for key, item in dict.items(thing)]
     if isinstance(thing, (set, frozenset)):
-        return set(map(id, thing))
+        return set(map(id, own_items(thing)))
     if isinstance(thing, (list, collections.deque)):
-        return list(map(id, thing))
+        return list(map(id, own_items(thing)))
     return [(name, id(item)) for name, item in _slots(thing)]
 
 
@@ -229,7 +230,7 @@ def _parts(thing: object) -> Iterable[object]:
     if isinstance(thing, dict):
         return list(dict.values(thing))
     if isinstance(thing, (list, set, tuple, frozenset, collections.deque)):
-        return list(thing)
+        return list(own_items(thing))
     try:
         namespace = object.__getattribute__(thing, "__dict__")
     except AttributeError:

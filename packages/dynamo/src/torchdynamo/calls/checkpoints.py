@@ -8,15 +8,19 @@ but for those that a policy of the program chooses (`create_selective_checkpoint
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as eager
 
+from primtorch.fake import FakeTensor
+from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -39,18 +43,32 @@ class Rules:
 
 
 class CheckpointedGraph(nn.Module):
-    """Runs `body` without keeping its activations: its backward runs it again first."""
+    """Runs `body` without keeping its activations: its backward runs it again first.
 
-    def __init__(self, body: fx.GraphModule, rules: Rules) -> None:
+    Args:
+        given: the places of the inputs that the program hands to `checkpoint`, which refuses its backward where one of
+            them was written in between. What the function closes over is read as it is then, in the program as here.
+    """
+
+    def __init__(self, body: fx.GraphModule, rules: Rules, given: Sequence[int]) -> None:
         super().__init__()
         self.body = body
         self.rules = rules
+        self.given = tuple(given)
 
     def forward(self, *inputs: object) -> object:
         """Runs the body by `torch.utils.checkpoint`, as the program asked for it."""
+        given = [inputs[place] for place in self.given]
+
+        def run(*again: object) -> object:
+            values = list(inputs)
+            for place, value in zip(self.given, again, strict=True):
+                values[place] = value
+            return self.body(*values)
+
         return eager.checkpoint(
-            self.body,
-            *inputs,
+            run,
+            *given,
             use_reentrant=False,
             preserve_rng_state=self.rules.preserve_rng_state,
             determinism_check=self.rules.determinism_check,
@@ -67,11 +85,18 @@ def call_checkpointed(outside: Outside, world: World, args: tuple[object, ...], 
     if not torch.is_grad_enabled():
         return world.call(function, tuple(given), rest)
     _refuse(own, given, rest)
-    mark = regions.mark()
+    recorder = outside.recorder
+    handed = {recorder.node_of(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    mark, written = regions.mark(), len(recorder.written)
+    before, said = effects_so_far(outside), outside.emitted
     try:
         with regions.body():
             value = world.call(function, tuple(given), rest)
         nodes = regions.since(mark)
+        if effects_so_far(outside, before) != before or outside.emitted != said:
+            raise _done_again("changes objects outside of it, or writes text")
+        if not {memory_of(t) for t in recorder.written[written:]}.isdisjoint(_read_memories(nodes)):
+            raise _done_again("writes to a tensor that was made before")
     except BreakGraph as error:
         wrapped = BreakGraph("checkpoint", f"in the checkpointed function, {error.reason}: {error.detail}")
         wrapped.positions = error.positions
@@ -79,9 +104,22 @@ def call_checkpointed(outside: Outside, world: World, args: tuple[object, ...], 
     if nodes:
         rules = Rules(bool(own["preserve_rng_state"]), str(own["determinism_check"]), own["context_fn"])
         region = regions.outline(nodes)
-        node = regions.call(region, region.inputs, "checkpoint", lambda body, _: CheckpointedGraph(body, rules))
-        outside.recorder.annotate(node, ())
+        places = [place for place, node in enumerate(region.inputs) if node in handed]
+        node = regions.call(region, region.inputs, "checkpoint", lambda body, _: CheckpointedGraph(body, rules, places))
+        recorder.annotate(node, ())
     return value
+
+
+def _done_again(what: str) -> BreakGraph:
+    """The backward of a checkpoint does once more what its function does beside computing; a graph's does not."""
+    return BreakGraph("checkpoint", f"the checkpointed function {what}, and does so again in its backward")
+
+
+def _read_memories(nodes: Sequence[fx.Node]) -> set[object]:
+    """Those of the tensors that nodes read from around them."""
+    own = set(nodes)
+    read = (source.meta.get("val") for node in nodes for source in node.all_input_nodes if source not in own)
+    return {value.memory for value in read if isinstance(value, FakeTensor)}
 
 
 # What tells operator by operator what is kept: it decides on memory, never on values.

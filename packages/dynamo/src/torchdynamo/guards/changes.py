@@ -10,23 +10,26 @@ import torch
 from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
-from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, resolve
+from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, base_of, resolve
 
-_KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
+_KINDS_READ = frozenset({GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
     """Sizes, strides, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
     found: set[Source] = set()
+    others: set[Source] = set()  # objects of another kind: to look into them as into the version's runs their own code
     for guard in guards:
-        if guard.kind is GuardKind.SHAPE:
+        if guard.kind is GuardKind.SHAPE and not _is_within(others, *guard.payload.symbols.values()):
             found.update(_changed_stride(guard.payload, scope))
-        if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
+        if guard.source is None or guard.kind not in _KINDS_READ or _is_within(others, guard.source):
             continue
         try:
             value = resolve(guard.source, scope)
         except (LookupError, AttributeError, TypeError, ValueError):
             continue
+        if _is_another(value, guard):
+            others.add(guard.source)
         if guard.kind is GuardKind.IDENTITY:
             both = type(value) is type(guard.payload) is types.FunctionType
             if both and value.__code__ is guard.payload.__code__:
@@ -36,9 +39,33 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))
-        elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
+        elif (
+            guard.kind is GuardKind.TENSOR
+            and isinstance(value, torch.Tensor)
+            and value.dim() == len(guard.payload.sizes)
+        ):
             found.update(_changed_metadata(value, guard.payload, guard.source))
     return found
+
+
+def _is_another(value: object, guard: Guard) -> bool:
+    """Whether what is read beneath the guard's source may be something else in this object."""
+    if guard.kind is GuardKind.TENSOR:
+        return type(value) is not guard.payload.type
+    if guard.kind is GuardKind.TYPE:
+        return type(value) is not guard.payload
+    return guard.kind is GuardKind.IDENTITY and value is not guard.payload
+
+
+def _is_within(others: Set[Source], *sources: Source) -> bool:
+    """Whether one of the sources is one of `others`, or reached through it."""
+    for source in sources if others else ():
+        step: Source | None = source
+        while step is not None:
+            if step in others:
+                return True
+            step = base_of(step)
+    return False
 
 
 def _changed_metadata(value: torch.Tensor, expected: TensorGuard, source: Source) -> Iterator[Source]:

@@ -14,9 +14,10 @@ import torch
 
 from torchdynamo._C import gradient_hooks
 from torchdynamo.guards.global_state import global_state
-from torchdynamo.guards.guard_table import call_text, short
+from torchdynamo.guards.guard_table import call_text
 from torchdynamo.guards.memory_guards import overlapping
 from torchdynamo.guards.shape_program import run_program, same_constant
+from torchdynamo.guards.shown import short
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.sources import Scope, instance_dict, own_keys, own_length, resolve

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from torchdynamo.guards.shown import short, short_text
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, ShapeProgram, TensorGuard, WrittenMemory
+from torchdynamo.sources import is_source
 
 
 def guard_rows(guards: Iterable[Guard]) -> list[tuple[str, str, str, str]]:
@@ -48,7 +50,7 @@ def _payload_text(payload: Any) -> str:
             return f"{call_text(payload)} == {_without_address(payload.value)}"
         case WrittenMemory():
             written = ", ".join(map(source_text, payload.written))
-            return f"{_short_text(written)} apart from {len(payload.others)} others" if payload.others else written
+            return f"{short_text(written)} apart from {len(payload.others)} others" if payload.others else written
         case GlobalState():
             casts = ", ".join(f"{device} {dtype}" for device, enabled, dtype in payload.autocast if enabled)
             parts = [
@@ -63,12 +65,9 @@ def _payload_text(payload: Any) -> str:
             return f"module {payload.__name__}"
         case type() | types.FunctionType() | types.BuiltinFunctionType():
             return f"{payload.__module__}.{payload.__qualname__}"
-        case int() | float() | complex() | str() | bytes() | None | tuple() | frozenset():
-            return short(payload, 200)
-    if hasattr(payload, "expression"):
+    if is_source(payload):
         return source_text(payload)
-    text = short(payload, 200)
-    return f"an object of {type(payload).__module__}.{type(payload).__qualname__}" if " at 0x" in text else text
+    return short(payload, 200)
 
 
 def _tensor_text(want: TensorGuard) -> str:
@@ -91,12 +90,3 @@ def call_text(read: AmbientRead) -> str:
 
 def _without_address(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def short(value: object, limit: int = 80) -> str:
-    """The text of a value, cut at `limit` characters."""
-    return _short_text(repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}", limit)
-
-
-def _short_text(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -13,6 +13,8 @@ from torchdynamo.interpreter.opcodes_operators import OperatorOpcodes
 from torchdynamo.interpreter.protocol import Escape, Position, Stop
 from torchdynamo.interpreter.state import HandlerBounds, Version, python_version
 
+_RERAISE = dis.opmap["RERAISE"]
+
 # Instructions that are not interpreted, and why. `coverage.py` holds this table against `dis.opmap`.
 UNSUPPORTED: dict[str, str] = {
     "ASYNC_GEN_WRAP": "asynchronous generators run outside of capture",
@@ -121,20 +123,25 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         return self.run()
 
     def unwind(self, error: BaseException) -> bool:
-        """Go to the handler of the exception; false when the frame has none."""
+        """Go to the handler of the exception; false when the frame has none: `index` tells of where it was raised."""
         interpreter = self.interpreter
         if interpreter.propagating is error:
             interpreter.propagating = None
         else:
             set_context(error, interpreter.handled_exception())
         self.keyword_names = ()
-        offset = self.decoded.offsets[self.index - 1]
+        index = self.index - 1
+        offset = self.decoded.offsets[index]
         entry = self.decoded.handler(offset)
+        if self.decoded.opcodes[index] == _RERAISE:  # behind a `finally`, say, which has no line of its own
+            index = self.raised_at.get(id(error), index)
         if entry is None:
             interpreter.propagating = error
             interpreter.passed.add(id(error))
+            self.index = index + 1
             return False
         interpreter.caught.add(id(error))
+        self.raised_at[id(error)] = index
         del self.stack[entry.depth :]
         if entry.lasti:
             self.stack.append(offset)

@@ -81,8 +81,8 @@ class FrameState:
     """Locals, stack and position of one frame. Families of handlers are mixed into it."""
 
     __slots__ = (
-        "decoded", "fast", "function", "index", "interpreter", "keyword_names", "names", "result", "stack", "tail",
-        "world",
+        "decoded", "fast", "function", "index", "interpreter", "keyword_names", "names", "raised_at", "result",
+        "stack", "tail", "world",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,7 @@ class FrameState:
         self.fast = arguments  # slots in the order of `decoded.local_names`; cells once they are made
         self.stack: list[Any] = []
         self.index = 0  # of the next instruction; of the current one plus 1 while a handler runs
+        self.raised_at: dict[int, int] = {}  # by the id of an exception that a handler has: the instruction that raised
         self.names = names  # the namespace of a class body
         self.keyword_names: tuple[str, ...] = ()
         self.result: object = None

@@ -429,7 +429,10 @@ class Externals:
             items = frozenset(value)
             self.guard(source, GuardKind.SET_ITEMS, items)
             self._know_keys(items, source)
-            shadow = value if isinstance(value, frozenset) else set.copy(value)
+            shadow: Any = value
+            if isinstance(value, set):
+                shadow = set.__new__(kind)
+                set.update(shadow, items)
             return self._shadow(value, source, shadow, set(items))
         if kind is list and self.inputs.grows(source):
             return self._shadow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 from primtorch.schemas import UserFrame
 from torchdynamo.schemas import Guard, GuardKind
@@ -52,8 +53,9 @@ def _payload_key(payload: object) -> object:
     """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
     if type(payload) in _TOLD_BY_VALUE:
         return (type(payload), payload)
-    if isinstance(payload, (str, int, float, complex, bytes)):
-        return (type(payload), repr(payload))
+    if isinstance(payload, _SHOWN_BY_VALUE):
+        base = next(base for base in _SHOWN_BY_VALUE if isinstance(payload, base))
+        return (type(payload), base.__repr__(payload))
     if isinstance(payload, frozenset):
         return (type(payload), frozenset(map(_payload_key, frozenset.__iter__(payload))))
     if isinstance(payload, tuple):
@@ -61,5 +63,6 @@ def _payload_key(payload: object) -> object:
     return id(payload)
 
 
+_SHOWN_BY_VALUE: tuple[Any, ...] = (str, int, float, complex, bytes)  # by these: a subclass may show what it likes
 # What is equal and of one type of these is the same; of floats, -0.0 is not 0.0.
 _TOLD_BY_VALUE = frozenset({str, bytes, int, bool})

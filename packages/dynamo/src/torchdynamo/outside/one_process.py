@@ -16,6 +16,7 @@ from primtorch.fake import FakeTensor
 from torchdynamo.outside.externals import Externals, is_trusted_module
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.sources import own_items, own_length
 
 Made = TypeVar("Made")
 
@@ -58,7 +59,7 @@ def note_text(outside: Outside, made: Made) -> Made:
 def note_order(externals: Externals, *values: object) -> None:
     """Something hangs on the order of what is in these, which for sets of texts differs between processes."""
     for value in values:
-        if isinstance(value, _SETS) and len(value) > 1 and not all(map(_is_hashed_alike, value)):
+        if isinstance(value, _SETS) and own_length(value) > 1 and not all(map(_is_hashed_alike, own_items(value))):
             externals.unkept = "the order of a set"
 
 
