@@ -4,6 +4,7 @@ explained and warned of, and the options say when it raises."""
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torchdynamo import Unsupported
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
+def nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planted in a stage is met by a process that runs that stage."""
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
     torchcompile.reset()
 
 
@@ -106,6 +109,51 @@ def test_fullgraph_refuses_what_is_no_compiled_program(
     with pytest.raises(Unsupported, match="graph_not_compiled") as raised:
         compiled(*inputs())[0].sum().backward()
     assert isinstance(raised.value.__cause__, Broken)
+
+
+@pytest.fixture
+def forward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has compiled the program, and called no backward."""
+    monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
+    torchcompile.compile(program)(*inputs())
+    torchcompile.reset()
+
+
+def _gradient(run: Any) -> torch.Tensor:
+    """That of the first input, where both results are used, and the program writes to the second input."""
+    given = inputs()
+    first, second = run(*given)
+    (first.sum() + second.sum()).backward()
+    assert given[0].grad is not None
+    return given[0].grad
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.expected_eager("graph_not_compiled")
+def test_behind_a_forward_that_was_found(stage: str, forward_is_found: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward that no process has compiled: nothing is traced or lowered to the joint graph for it, and where it is
+    not compiled it runs as it was captured, as in the process that traces it."""
+    STAGES[stage](monkeypatch)
+    compiled = torchcompile.compile(program)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = _gradient(compiled)
+    torch.testing.assert_close(found, _gradient(program))
+    fails = stage in ("generate", "backward")
+    assert sum("graph_not_compiled" in str(w.message) for w in told) == fails
+    assert [event.kind.id for event in torchcompile.report().fallbacks] == ["graph_not_compiled"] * fails
+
+
+@pytest.mark.parametrize("stage", ["generate", "backward"])
+@pytest.mark.parametrize(
+    ("settings", "error"), [({"options": {"strict": True}}, Broken), ({"fullgraph": True}, Unsupported)]
+)
+def test_behind_a_forward_that_was_found_it_raises_where_asked(
+    stage: str, settings: Any, error: type[Exception], forward_is_found: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    STAGES[stage](monkeypatch)
+    with pytest.raises(error):
+        _gradient(torchcompile.compile(program, **settings))
 
 
 def test_errors_of_a_back_end_of_the_callers_own_are_for_the_caller() -> None:

@@ -162,8 +162,8 @@ def test_nothing_is_traced_or_lowered_again(run: Callable[[], None], cache: Path
     assert min(cold) > 0 and work.of(run) == (0, 0)
 
 
-def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
-    """Other tangents, and derivatives of the backward."""
+def test_more_than_was_compiled_is_compiled(cache: Path, work: Work) -> None:
+    """Other tangents, for which nothing is traced, and derivatives of the backward, which are traced."""
 
     def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (x * w).sin(), (x + w).exp()
@@ -182,8 +182,9 @@ def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
 
     assert work.of(lambda: use((0,)))[0] == 1
     assert work.of(lambda: use((0,))) == (0, 0)
-    assert work.of(lambda: use((0, 1)))[0] == 1 and not LEDGER.events
+    assert work.of(lambda: use((0, 1))) == (0, 1) and not LEDGER.events
     assert work.of(lambda: use((0, 1))) == (0, 0)
+    assert work.of(lambda: use((1,))) == (0, 1)
     assert work.of(lambda: use((1,), second=True))[0] >= 1
 
 
@@ -221,7 +222,7 @@ def is_deterministic() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("state", [casts, attends, is_deterministic], ids=lambda state: state.__name__)
-def test_a_late_trace_is_under_the_state_of_the_forward(
+def test_a_late_backward_is_under_the_state_of_the_forward(
     state: Callable[[], AbstractContextManager[None]], cache: Path, work: Work
 ) -> None:
     """Which is another one where the backward is called; in a process that finds nothing, the forward is traced."""
@@ -243,8 +244,32 @@ def test_a_late_trace_is_under_the_state_of_the_forward(
         torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
     assert work.of(lambda: use((0, 1)))[0] == 1
-    assert work.of(lambda: use((0,)))[0] == 1
+    assert work.of(lambda: use((0,))) == (0, 1)
     assert work.of(lambda: use((0,))) == (0, 0)
+
+
+@pytest.mark.parametrize("state", [casts, is_deterministic], ids=lambda state: state.__name__)
+def test_a_late_trace_is_under_the_state_of_the_forward(
+    state: Callable[[], AbstractContextManager[None]], cache: Path, work: Work
+) -> None:
+    """That of a derivative of the backward."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        product = x @ w
+        return product.index_put((torch.tensor([0, 0]),), product[:2], accumulate=True)
+
+    def use(second: bool) -> None:
+        found = []
+        for run in (torchcompile.compile(program), program):
+            x, w = (torch.linspace(0.1, 1, 64).reshape(8, 8).requires_grad_() for _ in range(2))
+            with state():
+                result = run(x, w)
+            gradients = torch.autograd.grad(result.float().square().sum(), (x, w), create_graph=second)
+            found.append(torch.autograd.grad(gradients[0].square().sum(), (x, w)) if second else gradients)
+        torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+
+    assert work.of(lambda: use(False))[0] == 1
+    assert work.of(lambda: use(True))[0] >= 1
 
 
 @pytest.mark.parametrize("name", ["sizes turn out equal", "a size of data alone"])

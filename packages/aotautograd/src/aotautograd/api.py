@@ -16,19 +16,22 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
+from aotautograd.compilers import Compilers, example_values, show
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants, TracedOtherwise
+from aotautograd.first_backward import FirstBackward
 from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
-from aotautograd.missing_tangents import BackwardVariants, tangents_behind
+from aotautograd.missing_tangents import tangents_behind
 from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
-from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of, spelt
+from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import keep_refusals, returning, simplify
 from aotautograd.runtime import inference_callable, is_boxed, training_callable, updates_of
 from aotautograd.schemas import (
+    BackwardGraph,
     BackwardOutline,
     Compiled,
     Compiler,
@@ -36,41 +39,25 @@ from aotautograd.schemas import (
     GradientInfo,
     JointGraph,
     Opset,
+    Outline,
     Partition,
     Partitioner,
     ProgramMetadata,
     Shelf,
     Shelved,
 )
-from aotautograd.stages import StagedBackward, cut, for_turns, stages_of, turns_of
+from aotautograd.stages import for_turns, turns_of
 from aotautograd.wrappers import WrapperProgram, of_wrappers
-from primtorch import graph_text
 from primtorch.ambient import as_now, unset
 from primtorch.builder import nowhere
-from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.schemas import UPDATES
-from primtorch.withheld import COLLECTOR
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
 
 _log = logging.getLogger("aotautograd")
-
-
-@dataclass(frozen=True, slots=True)
-class Compilers:
-    """What turns a joint graph into something that runs."""
-
-    forward: Compiler
-    backward: Compiler
-    inference: Compiler
-    partitioner: Partitioner
-    lowering: Lowering | None
-    dump: Dump | None
-    stages: tuple[tuple[int, ...], ...] = ()
-    shelf: Shelf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,31 +222,36 @@ def _compile_trace(
         module = _LazyGraphModule(joint.module, joint.module.graph, "Inference")
         module.meta[UPDATES] = updates_of(joint.metadata)
         run = compilers.inference(module, example_values(module))
-        _keep(compilers.shelf, joint, None, frozenset(), run)
+        if compilers.shelf is not None:
+            _keep(compilers.shelf, outline_of(joint, None, frozenset()), None, run)
         return joint, inference_callable(joint.metadata, run)
     parts.forward.meta[UPDATES] = updates_of(joint.metadata)
     forward = compilers.forward(parts.forward, example_values(parts.forward))
     behind = _behind(source, joint, parts, compilers)
-    _keep(compilers.shelf, joint, parts, behind.reads, forward)
+    if compilers.shelf is not None:
+        _keep(compilers.shelf, outline_of(joint, parts, behind.reads), _graph_of(source, parts), forward)
     return joint, _with_backward(joint.metadata, parts, forward, behind)
 
 
-def _keep(
-    shelf: Shelf | None, joint: JointGraph, parts: Partition | None, reads: frozenset[int], run: Compiled
-) -> None:
-    outline = outline_of(joint, parts, reads) if shelf is not None else None
-    if shelf is not None and outline is not None:
-        shelf.keep(outline, run)
+def _keep(shelf: Shelf, outline: Outline | None, graph: BackwardGraph | None, run: Compiled) -> None:
+    if outline is not None:
+        shelf.keep(outline, graph, run)
+
+
+def _graph_of(source: JointGraph, parts: Partition) -> BackwardGraph:
+    """The backward of a program. `source`: see `_behind`."""
+    return BackwardGraph(parts.backward, tangents_behind(source))
 
 
 def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -> Callable[..., Sequence[object]]:
-    """A program that was compiled before. It is traced where a call asks for more than was compiled then: gradients of
-    some results alone, derivatives of the backward."""
+    """A program that was compiled before. Backwards that were not are compiled of the graph that was kept with it; it
+    is traced where a call asks for derivatives of the backward."""
     outline, env = found.outline, environment_of(program)
     metadata = bound(outline.metadata, env)
     if not metadata.needs_backward:
         return inference_callable(metadata, found.forward)
     default_dtype, as_here, lock = torch.get_default_dtype(), as_now(), threading.RLock()
+    parts, taken = partition_of(outline, env), Taken(env)
     turns = turns_of(metadata.gradients, compilers.stages)
     traced: list[Behind] = []
 
@@ -282,15 +274,23 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
                     traced.append(apart.submit(trace).result())
             return traced[0]
 
+    @functools.cache
+    def others() -> FirstBackward:
+        """For missing tangents that were not met when it was compiled."""
+        with lock, unset(default_dtype):
+            graph = found.graph(env)
+        cut = replace(parts, backward=graph.module)
+        return FirstBackward(graph, cut, metadata, compilers, taken, default_dtype)
+
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         kept = backward(tuple(missing))
         if kept is None:
-            return behind(_OTHER_RESULTS).compile_backward(missing)
+            return others().compile(missing)
         return kept[1], kept[0].zeros, for_turns(bound(kept[0].made_gradients, env), turns)
 
     def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
         kept = None if earlier else backward(tuple(missing))
-        return behind(_OTHER_RESULTS).needs(missing, earlier) if kept is None else kept[0].needs
+        return others().needs(missing, earlier) if kept is None else kept[0].needs
 
     @functools.cache
     def backward(missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
@@ -305,10 +305,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
         outline.reads,
         turns,
     )
-    return _with_backward(metadata, partition_of(outline, env), found.forward, later)
-
-
-_OTHER_RESULTS = "the backward of other results"
+    return _with_backward(metadata, parts, found.forward, later)
 
 
 def _traced(
@@ -317,17 +314,17 @@ def _traced(
     """The joint graph of ATen operators, what lowering makes of it, and the two halves, where there is a backward."""
     dump = compilers.dump
     joint = trace_joint(program, example_inputs, compilers.partitioner)
-    _show(dump, "joint_traced", joint.module, str(joint.metadata))
+    show(dump, "joint_traced", joint.module, str(joint.metadata))
     keep_refusals(joint.module.graph)
     source = joint = simplify(joint)
     if compilers.lowering is not None:
         joint = simplify(lower_joint(joint, compilers.lowering, dump))
-    _show(dump, "joint", joint.module)
+    show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         return source, joint, None
     parts = partition(joint, compilers.partitioner)
-    _show(dump, "forward", parts.forward, parts.table())
-    _show(dump, "backward", parts.backward)
+    show(dump, "forward", parts.forward, parts.table())
+    show(dump, "backward", parts.backward)
     return source, joint, parts
 
 
@@ -368,35 +365,16 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
             run = compiled_later(compilers.inference, taken, "values that the forward kept")(module, inputs)
         return (lambda *values: run(list(values))) if is_boxed(run) else run
 
-    backward = compiled_later(compilers.backward, taken, "a backward")
-
     def refuse_failing(missing: Sequence[int]) -> None:
         for place, error in joint.failing.items():
             if place not in missing:
                 raise type(error)(*error.args)
 
-    stages = stages_of(joint.metadata.gradients, compilers.stages)
-    turns = turns_of(joint.metadata.gradients, compilers.stages)
-    variants = BackwardVariants(parts, joint.metadata, tangents_behind(source))
+    first = FirstBackward(_graph_of(source, parts), parts, joint.metadata, compilers, taken, default_dtype)
 
-    @COLLECTOR.off()
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
-        variant = variants(missing)
-        if missing:
-            _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
-        made = for_turns(variant.made_gradients, turns)
-        with unset(default_dtype):
-            if not stages:
-                compiled = backward(variant.module, example_values(variant.module))
-                if compilers.shelf is not None:
-                    reads, keeps, refused = variants.needs(missing, ())
-                    needs = (tuple(reads), tuple(keeps), refused)
-                    kept = spelt(BackwardOutline(variant.zeros, variant.made_gradients, needs))
-                    compilers.shelf.keep_backward(tuple(missing), kept, compiled)
-                return compiled, variant.zeros, made
-            staged = replace(compilers, backward=backward)
-            return _compile_stages(variant.module, made, stages, parts, joint, staged), variant.zeros, made
+        return first.compile(missing)
 
     def kept_values() -> KeptValues:
         with unset(default_dtype):
@@ -425,30 +403,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return Behind(compile_backward, variants.needs, gradients, cut, on_demand.reads, turns)
-
-
-def _compile_stages(
-    module: fx.GraphModule,
-    made: Sequence[GradientInfo],
-    stages: Sequence[int],
-    parts: Partition,
-    joint: JointGraph,
-    compilers: Compilers,
-) -> Compiled:
-    """A `StagedBackward`, which gives a run of the stages where others give their results."""
-    placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
-    place_of = dict(zip(placeholders, joint.metadata.placeholders, strict=True))
-    stage_of: dict[object, int] = dict(zip(joint.metadata.gradients, stages, strict=True))
-    saved = zip(parts.saved_placeholders, parts.saved_values, strict=True)
-    read = {name: place_of.get(memory_of(value)) for name, value in saved}
-    readers = {name: stage_of[place] for name, place in read.items() if place in stage_of}
-    graphs = cut(module, made, stages, readers)
-    for number, stage in enumerate(graphs):
-        if stage is not None:
-            _show(compilers.dump, f"backward_stage_{number}", stage.module)
-    staged: Compiled = StagedBackward(module, graphs, compilers.backward, made, stages, example_values)
-    return staged
+    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns)
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
@@ -464,16 +419,6 @@ def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> P
     for module in parts:
         made_by(module, getattr(strategy, "__name__", type(strategy).__name__), joint.module)
     return parts
-
-
-def example_values(module: fx.GraphModule) -> list[object]:
-    """The fake value of each placeholder of a graph, in their order."""
-    return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
-
-
-def _show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:
-    if dump is not None:
-        dump(f"{name}.py", graph_text(module, name, heading))
 
 
 def aot_function(

@@ -13,7 +13,7 @@ from primtorch import graph_text
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import FloatExpr, IntExpr
+from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv
 
 ForwardKind: TypeAlias = Literal["updated_input", "value", "symbol"]
 Values: TypeAlias = Sequence[Any]
@@ -427,12 +427,26 @@ class BackwardOutline:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardGraph:
+    """The backward of a traced program, of which one is made for whatever tangents are missing.
+
+    Attributes:
+        behind: for each of its results, the tangents that lead to it (see `tangents_behind`).
+    """
+
+    module: torch.fx.GraphModule
+    behind: tuple[frozenset[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Shelved:
-    """A program that was compiled before. `backward` gives None for missing tangents that were not met then."""
+    """A program that was compiled before. `backward` gives None for missing tangents that were not met then; it is
+    compiled from `graph` for these."""
 
     outline: Outline
     forward: Compiled  # or what runs where there is no backward
     backward: Callable[[tuple[int, ...]], tuple[BackwardOutline, Compiled] | None]
+    graph: Callable[[ShapeEnv | None], BackwardGraph]
 
 
 class Shelf(Protocol):
@@ -441,8 +455,8 @@ class Shelf(Protocol):
     def find(self) -> Shelved | None:
         """What was kept."""
 
-    def keep(self, outline: Outline, forward: Compiled) -> None:
-        """Keeps the forward, as the compiler gave it."""
+    def keep(self, outline: Outline, graph: BackwardGraph | None, forward: Compiled) -> None:
+        """Keeps the forward, as the compiler gave it, and the graph of its backward, where there is one."""
 
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
         """Keeps the backward without some tangents."""

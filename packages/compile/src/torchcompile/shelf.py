@@ -28,7 +28,7 @@ import torchdistributed
 import torchdynamo
 import torchinductor
 from aotautograd import schemas
-from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
+from aotautograd.schemas import BackwardGraph, BackwardOutline, Compiled, Outline, Shelved
 from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
@@ -37,7 +37,9 @@ from primtorch.symbolic import Learnt, ShapeEnv, learn, learnt_since, mark_of
 from primtorch.symbolic.codecs import CODECS
 from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from primtorch.withheld import COLLECTOR
+from torchcompile import kept_backward
 from torchcompile.journal import Kind
+from torchcompile.kept_backward import KeptBackward, KeptNode
 from torchcompile.options import CompileOptions
 from torchcompile.signature import facts
 from torchcompile.store import Store
@@ -59,12 +61,13 @@ from torchinductor.codegen.cpp.build import cpu_flags
 from torchinductor.codegen.triton.writer import TritonSource
 from torchinductor.schemas import Memory
 
-FORMAT = 3
+FORMAT = 4
 _OUTLINE = "outline"
+_GRAPH = "backward_graph"
 MOST_CASES = 4  # of one graph: sizes that a compilation told apart
 
 
-LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect)
+LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect, KeptNode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,10 @@ _RECORDS = Records(
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
         schemas.SymbolSource, KeptOutline, Memory, *SYMBOLIC,
+        *kept_backward.CLASSES,
     ),
-    namespaces=("aten", torchinductor.__name__),  # the program's own operators are in no graph that is kept
-    codecs=CODECS,
+    namespaces=kept_backward.NAMESPACES,
+    codecs=(*CODECS, *kept_backward.CODECS),
 )  # fmt: skip
 
 # Options that say nothing of what is made.
@@ -290,10 +294,10 @@ class ProgramShelf:
                 continue
             kind: Kind = "forward" if found.outline.metadata.needs_backward else "inference"
             forward = self._loaded(kind)
-            if forward is None:
+            if forward is None or (kind == "forward" and self._text(self.case, _GRAPH) is None):
                 return None
             self.kept.parts[f"{self.content}.{name}"] = self.read[name]
-            return Shelved(found.outline, forward, self._backward)
+            return Shelved(found.outline, forward, self._backward, self._graph)
         return None
 
     @COLLECTOR.off()
@@ -310,8 +314,15 @@ class ProgramShelf:
         compiled = self._loaded("backward", _part("backward", missing))
         return None if compiled is None else (outline, compiled)
 
-    def keep(self, outline: Outline, forward: Compiled) -> None:
-        """Writes the forward and its outline, under the case that tracing learnt of symbolic sizes."""
+    def _graph(self, env: ShapeEnv | None) -> BackwardGraph:
+        kept = self._read(self.case, _GRAPH, KeptBackward)
+        assert isinstance(kept, KeptBackward), "the text was there when the forward was found"
+        nodes = tuple(_with_lines(node, self.by_place) for node in kept.nodes)
+        return kept_backward.made(dataclasses.replace(kept, nodes=nodes), env)
+
+    def keep(self, outline: Outline, graph: BackwardGraph | None, forward: Compiled) -> None:
+        """Writes the forward, the graph of its backward and its outline, under the case that tracing learnt of symbolic
+        sizes."""
         learnt = learnt_since(self.env, self.mark) if self.env is not None and self.mark is not None else Learnt()
         if learnt is None:
             return
@@ -323,9 +334,19 @@ class ProgramShelf:
         except NotAsText as error:
             self.kept.refused = str(error)
             return
+        if graph is not None and not self._keep_graph(graph):
+            return
         kind = "forward" if outline.metadata.needs_backward else "inference"
-        if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the forward is there
+        if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the others are there
             self._write(self.content, name, KeptOutline(outline, learnt))
+
+    def _keep_graph(self, graph: BackwardGraph) -> bool:
+        try:
+            kept = kept_backward.written(graph)
+        except NotAsText as error:
+            self.kept.refused = str(error)
+            return False
+        return self._write(self.case, _GRAPH, kept)
 
     @COLLECTOR.off()
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
@@ -368,8 +389,11 @@ class ProgramShelf:
     def _write(self, content: str, part: str, record: object) -> bool:
         if record is None or not self.quiet():
             return False
+        places = {line: place for place, line in self.by_place.items()}
         if isinstance(record, KeptGraph):
-            record = _told(record, {line: place for place, line in self.by_place.items()})
+            record = _told(record, places)
+        if isinstance(record, KeptBackward):
+            record = dataclasses.replace(record, nodes=tuple(_with_lines(node, places) for node in record.nodes))
         try:
             text = _RECORDS.text(record)
         except NotAsText as error:
@@ -379,24 +403,27 @@ class ProgramShelf:
         self.kept.parts[f"{content}.{part}"] = text
         return True
 
-    def _read(self, content: str, part: str, kind: type) -> object:
-        name = f"{cache_key(content)}.{part}"
+    def _text(self, content: str, part: str) -> str | None:
         text = self.brought.find(f"{content}.{part}") if self.brought is not None else None
         if text is None:
-            text = self.store.find(name)
+            text = self.store.find(f"{cache_key(content)}.{part}")
+        if text is not None and not part.startswith(_OUTLINE):  # of one case out of several
+            self.kept.parts[f"{content}.{part}"] = text
+        return text
+
+    def _read(self, content: str, part: str, kind: type) -> object:
+        text = self.kept.parts.get(f"{content}.{part}") or self._text(content, part)
         if text is None:
             return None
         try:
             record = _RECORDS.value(text)
         except NotARecord as error:
-            self.store.refuse(name, str(error))
+            self.store.refuse(f"{cache_key(content)}.{part}", str(error))
             return None
         if not isinstance(record, kind):
             return None
-        if kind is KeptOutline:  # of one case out of several
+        if kind is KeptOutline:
             self.read[part] = text
-        else:
-            self.kept.parts[f"{content}.{part}"] = text
         return record
 
     def _loaded(self, kind: Kind, part: str = "") -> Compiled | None:

@@ -20,6 +20,7 @@ from torchinductor.compile import (
     choose_layouts,
     compile_graph,
     devices_of,
+    kept_constant,
     load_graph,
 )
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, NotForCpp, UnknownDevice
@@ -69,6 +70,7 @@ __all__ = [
     "facts_of",
     "generate_source",
     "include_path",
+    "kept_constant",
     "label_of",
     "library_path",
     "load_graph",

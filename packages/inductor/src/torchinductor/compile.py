@@ -80,7 +80,11 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class KeptConstant:
-    """A small tensor of a program, by its elements."""
+    """A small tensor of a program, or of a graph, by its elements.
+
+    Attributes:
+        slot: its place in the program, or that of its node.
+    """
 
     slot: int
     dtype: torch.dtype
@@ -97,14 +101,21 @@ MOST_KEPT_ELEMENTS = 4096
 
 
 def _kept_constants(program: Program) -> tuple[KeptConstant, ...] | None:
-    """None where one is large, complex, or has strides of its own."""
-    found = []
+    found: list[KeptConstant] = []
     for slot, tensor in program.constants:
-        if tensor.numel() > MOST_KEPT_ELEMENTS or tensor.is_complex() or not tensor.is_contiguous():
+        kept = kept_constant(slot, tensor)
+        if kept is None:
             return None
-        elements = tuple(tensor.detach().flatten().tolist())
-        found.append(KeptConstant(slot, tensor.dtype, tensor.device, tuple(tensor.shape), elements))
+        found.append(kept)
     return tuple(found)
+
+
+def kept_constant(slot: int, tensor: torch.Tensor) -> KeptConstant | None:
+    """A tensor as a record; None where it is large, complex, or has strides of its own."""
+    if tensor.numel() > MOST_KEPT_ELEMENTS or tensor.is_complex() or not tensor.is_contiguous():
+        return None
+    elements = tuple(tensor.detach().flatten().tolist())
+    return KeptConstant(slot, tensor.dtype, tensor.device, tuple(tensor.shape), elements)
 
 
 @dataclass(frozen=True)

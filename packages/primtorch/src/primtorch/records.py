@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
@@ -154,7 +155,7 @@ class Records:
         "tuple": lambda self, held: tuple(held),
         "set": lambda self, held: frozenset(held),
         "dict": lambda self, held: dict(held),
-        "float": lambda self, held: float.fromhex(held),
+        "float": lambda self, held: math.nan if held == "nan" else float.fromhex(held),  # the one NaN that is itself
         "device": lambda self, held: torch.device(held),
         "operator": _operator,
         "member": lambda self, held: self._classes[held[0]][held[1]],  # type: ignore[index]

@@ -27,7 +27,7 @@ from torchdynamo.kept.rows import Reader, Row, Writer
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the graph, by its place."""
+    """A node of a graph, by its place."""
 
     place: int
 
@@ -62,7 +62,7 @@ def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
         if node.op in ("get_attr", "call_module") or node.meta.keys() - _KNOWN:
             raise NotKept(f"the graph holds {node.op} {node.target}, {sorted(node.meta)}")
         target = node.target if node.op != "call_function" else _name_of(node.target)
-        args, kwargs = _argument(tuple(node.args), places), _argument(dict(node.kwargs), places)
+        args, kwargs = argument(tuple(node.args), places), argument(dict(node.kwargs), places)
         value = None if node.op == "placeholder" else _value(node.meta.get("val"))
         stack = writer.stack(tuple(node.meta.get("stack") or ()))
         rows.append([node.op, node.name, target, args, kwargs, value, stack, bool(node.meta.get("effect"))])
@@ -77,19 +77,24 @@ def _name_of(target: object) -> str:
         raise NotKept(str(error)) from None
 
 
-def _argument(value: object, places: Mapping[fx.Node, int]) -> object:
+def argument(value: object, places: Mapping[fx.Node, int]) -> object:
+    """An argument of a node, with others by their places.
+
+    Raises:
+        NotKept: it has no form as text.
+    """
     if isinstance(value, fx.Node):
         return Node(places[value])
     if isinstance(value, torch.Size) or type(value) is tuple:
-        return tuple(_argument(item, places) for item in value)
+        return tuple(argument(item, places) for item in value)
     if isinstance(value, tuple):
         raise NotKept(f"the graph is given a {type(value).__name__}")
     if isinstance(value, list):
-        return [_argument(item, places) for item in value]
+        return [argument(item, places) for item in value]
     if isinstance(value, dict):
-        return {key: _argument(item, places) for key, item in value.items()}
+        return {key: argument(item, places) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_argument(part, places) for part in (value.start, value.stop, value.step)))
+        return slice(*(argument(part, places) for part in (value.start, value.stop, value.step)))
     return value
 
 
@@ -121,7 +126,7 @@ def made(
                 found = target if op != "call_function" else function_named(target, ())
             except UnsafeArchive as error:
                 raise NotKept(str(error)) from None
-            node = graph.create_node(op, found, _given(args, nodes), _given(kwargs, nodes), name=node_name)
+            node = graph.create_node(op, found, given(args, nodes), given(kwargs, nodes), name=node_name)
             if node.name != node_name:
                 raise NotKept(f"no name of a node: {node_name!r}")
             if op == "placeholder":
@@ -136,16 +141,17 @@ def made(
     return graph_module({}, graph, name)
 
 
-def _given(value: Any, nodes: Sequence[fx.Node]) -> Any:
+def given(value: Any, nodes: Sequence[fx.Node]) -> Any:
+    """What `argument` wrote, with the nodes at these places."""
     kind = type(value)
     if kind is Node:
         return nodes[value.place]
     if kind in (tuple, list):
-        return kind(_given(item, nodes) for item in value)
+        return kind(given(item, nodes) for item in value)
     if kind is dict:
-        return {key: _given(item, nodes) for key, item in value.items()}
+        return {key: given(item, nodes) for key, item in value.items()}
     if kind is slice:
-        return slice(*(_given(part, nodes) for part in (value.start, value.stop, value.step)))
+        return slice(*(given(part, nodes) for part in (value.start, value.stop, value.step)))
     return value
 
 
