@@ -355,8 +355,8 @@ def test_torn_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(whole)
     program = tmp_path / "program.bin"
     whole = program.read_bytes()
-    program.write_bytes(whole[:8] + struct.pack("<q", 2) + whole[16:])
-    with pytest.raises(LoadError, match="is of format 2; this library reads format 1"):
+    program.write_bytes(whole[:8] + struct.pack("<q", 3) + whole[16:])
+    with pytest.raises(LoadError, match="is of format 3; this library reads format 2"):
         SavedProgram(str(tmp_path))
     program.write_bytes(whole)
     SavedProgram(str(tmp_path))

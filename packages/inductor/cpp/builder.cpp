@@ -195,7 +195,11 @@ void Builder::read_scalar(int32_t symbol, int32_t src, std::vector<int32_t> refr
   in.refreshed = std::move(refreshed);
 }
 
-void Builder::require(int32_t value, std::string name) { add(Opcode::Require, std::move(name)).src = value; }
+void Builder::require(int32_t value, std::string name, std::string why) {
+  Instruction& in = add(Opcode::Require, std::move(name));
+  in.src = value;
+  in.why = std::move(why);
+}
 
 void Builder::expect(int32_t slot, const Sizes& shape, const Sizes& strides, std::string source,
                      std::function<void(const std::string&)> mended) {

@@ -41,7 +41,7 @@ class Builder {
             std::vector<Destination> destinations, std::vector<int32_t> refreshed, std::string name);
   void python(PythonCall call, std::vector<int32_t> slots, const Sizes& integers, std::vector<Destination> destinations,
               std::string name);
-  void require(int32_t value, std::string name);
+  void require(int32_t value, std::string name, std::string why);
   void read_scalar(int32_t symbol, int32_t src, std::vector<int32_t> refreshed, std::string name);
   void expect(int32_t slot, const Sizes& shape, const Sizes& strides, std::string source,
               std::function<void(const std::string&)> mended);

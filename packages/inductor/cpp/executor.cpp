@@ -165,7 +165,7 @@ void step(const Program& program, const Instruction& in, Frame& frame) {
       frame.symbols[in.dst] = bits_of(at::_local_scalar_dense(frame.slots[in.src]));
       break;
     case Opcode::Require:
-      TORCH_CHECK(frame.values[in.src], "a number that the data told is refused");
+      TORCH_CHECK(frame.values[in.src], in.why);
       break;
     case Opcode::Expect:
       expect(in, frame);

@@ -65,6 +65,7 @@ struct Instruction {
   int32_t dst = -1;
   int32_t src = -1;  // of Require: the value that is to be true
   std::string name;  // what an error calls this instruction
+  std::string why;  // of Require: what its error says
   std::string label;  // what a profiler calls it; empty for what takes no time
   Dims shape, strides, offset;  // offset has one entry; a kernel's symbols and a launch's grid use `shape` and `strides`
   c10::ScalarType dtype = c10::ScalarType::Undefined;

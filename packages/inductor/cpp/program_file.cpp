@@ -25,7 +25,7 @@ namespace {
 
 using torchinductor::LoadError;
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 constexpr char kMagic[] = "TCPROGRM";
 constexpr int64_t kMostKept = 1 << 16;  // values that a size program reads again
 constexpr int kMostNested = 16;
@@ -406,7 +406,7 @@ class Calls {
       builder_.read_scalar(symbol, src, values(), std::move(text));
     } else if (call == "require") {
       const int32_t value = fields_.index(values_);
-      builder_.require(value, std::move(text));
+      builder_.require(value, std::move(text), fields_.text());
     } else if (call == "expect") {
       const int32_t of = slot();
       const auto shape = sizes(), strides = sizes();

@@ -25,7 +25,7 @@ from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
 from aotautograd.missing_tangents import tangents_behind
 from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
-from aotautograd.outlines import agree, bound, environment_of, outline_of, partition_of
+from aotautograd.outlines import agree, bound, outline_of, partition_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import keep_refusals, returning, simplify
@@ -50,6 +50,7 @@ from aotautograd.stages import for_turns, turns_of
 from aotautograd.wrappers import WrapperProgram, of_wrappers
 from primtorch.ambient import as_now, unset
 from primtorch.builder import nowhere
+from primtorch.environment import environment_of
 from primtorch.printing import made_by
 from primtorch.schemas import UPDATES
 

@@ -112,8 +112,11 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode, manner.fix_sizes)
     recorder.untraced = manner.untraced
+    env = bound.fake_mode.shape_env
+    assert env is not None
     try:
-        return _traced(program, example_inputs, manner, bound, recorder)
+        with env.asked_by(lambda: recorder.stack):
+            return _traced(program, example_inputs, manner, bound, recorder)
     except DataDependent as error:
         op = recorder.derivatives.get(recorder.derived)
         if op is None or op in manner.refused:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._pytree import tree_leaves
 
 from aotautograd.schemas import (
     BackwardOutline,
@@ -25,7 +24,7 @@ from aotautograd.schemas import (
     ViewStep,
 )
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, shape_env_of, symbol
+from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, symbol
 from primtorch.symbolic.expr import intern_symbol
 
 RecordT = TypeVar("RecordT")
@@ -89,17 +88,6 @@ def _placeholder(graph: fx.Graph, name: str, value: Example, env: ShapeEnv | Non
 
 
 # -- symbolic numbers ----------------------------------------------------------------------------
-
-
-def environment_of(program: fx.GraphModule) -> ShapeEnv | None:
-    """That of the symbols in a captured graph: of the numbers that it takes, and of sizes that depend on data."""
-    for node in program.graph.nodes:
-        for value in tree_leaves(node.meta.get("val")):
-            sizes = value.shape if isinstance(value, (torch.Tensor, TensorSpec)) else (value,)
-            for size in sizes:
-                if isinstance(size, (torch.SymInt, torch.SymFloat)):
-                    return shape_env_of(size)
-    return None
 
 
 def agree(made: Outline | None, kept: Outline, env: ShapeEnv | None) -> bool:

@@ -329,6 +329,7 @@ class ProgramShelf:
         name = self._place(learnt)
         if name is None:
             return
+        learnt = _asserted_at(learnt, self._places())
         try:
             self._now(learnt)
         except NotAsText as error:
@@ -372,7 +373,7 @@ class ProgramShelf:
 
     def _is_case(self, learnt: Learnt) -> bool:
         """Whether the example is of this case; the graph's environment learns it then."""
-        if self.env is not None and not learn(self.env, learnt):
+        if self.env is not None and not learn(self.env, _asserted_at(learnt, self.by_place)):
             return False
         self._now(learnt)
         return True
@@ -381,18 +382,22 @@ class ProgramShelf:
         """What is read and kept from now on is of this case."""
         self.case = self.content
         if learnt != Learnt():
-            self.case = hashlib.sha256(f"{self.content}\n{_RECORDS.text(learnt)}".encode()).hexdigest()[:40]
+            case = _RECORDS.text(dataclasses.replace(learnt, frames=()))
+            self.case = hashlib.sha256(f"{self.content}\n{case}".encode()).hexdigest()[:40]
         self.known = mark_of(self.env) if self.env is not None else None
 
     # -- parts as text -------------------------------------------------------------------------------
 
+    def _places(self) -> dict[UserFrame, UserFrame]:
+        return {line: place for place, line in self.by_place.items()}
+
     def _write(self, content: str, part: str, record: object) -> bool:
         if record is None or not self.quiet():
             return False
-        places = {line: place for place, line in self.by_place.items()}
         if isinstance(record, KeptGraph):
-            record = _told(record, places)
+            record = _told(record, self._places())
         if isinstance(record, KeptBackward):
+            places = self._places()
             record = dataclasses.replace(record, nodes=tuple(_with_lines(node, places) for node in record.nodes))
         try:
             text = _RECORDS.text(record)
@@ -491,6 +496,12 @@ def _instruction_told(instruction: program.Instruction, lines: Mapping[UserFrame
         case program.Expect():
             return _with_lines(instruction, lines)
     return instruction
+
+
+def _asserted_at(learnt: Learnt, lines: Mapping[UserFrame, UserFrame]) -> Learnt:
+    """The same with other words for the lines that assert something."""
+    found = (own_line([frame for frame in frames if frame in lines]) for frames in learnt.frames)
+    return dataclasses.replace(learnt, frames=tuple((lines[line],) if line is not None else () for line in found))
 
 
 def _with_lines(record: LinedT, lines: Mapping[UserFrame, UserFrame]) -> LinedT:

@@ -127,7 +127,7 @@ class PythonExecutor:
                 self._derive(symbols)
             case Require(condition):
                 if not condition.evaluate(symbols):
-                    raise InductorError(f"a number that the data told is refused: {instruction_text(instruction)}")
+                    raise InductorError(instruction.refusal)
             case Expect(slot, shape, strides):
                 layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
                 slots[slot] = cast("torch.Tensor", _laid_out(slots[slot], *layout, instruction, self.mended))

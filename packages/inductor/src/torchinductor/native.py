@@ -192,7 +192,7 @@ class _Encoder:
             case ReadScalar(symbol, src):
                 self.builder.read_scalar(self.symbols[symbol], src, self._refreshed(symbol), name)
             case Require(condition):
-                self.builder.require(self.values[condition], name)
+                self.builder.require(self.values[condition], name, instruction.refusal)
             case Expect(slot, shape, strides, source):
                 tell = functools.partial(self.mended, instruction)
                 self.builder.expect(slot, self._sizes(shape), self._sizes(strides), source, tell)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from primtorch.ledger import own_line
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, IntExpr
 from primtorch.symbolic.relation import BoolExpr
@@ -154,6 +155,13 @@ class Require:
     condition: BoolExpr
     frames: tuple[UserFrame, ...] = ()
 
+    @property
+    def refusal(self) -> str:
+        """What an error says, with the user's line first."""
+        line = own_line(self.frames)
+        where = f"{line.file}:{line.line}: " if line is not None else ""
+        return f"{where}a number that the data told is refused: {self.condition} does not hold"
+
 
 @dataclass(frozen=True, slots=True)
 class Expect:
@@ -278,7 +286,8 @@ def instruction_text(instruction: Instruction) -> str:
         case ReadScalar(symbol, src):
             return f"{symbol} = read %{src}"
         case Require(condition, frames):
-            return f"require {condition}" + (f" ({frames[-1]})" if frames else "")
+            line = own_line(frames)
+            return f"require {condition}" + (f" ({line})" if line is not None else "")
         case Expect(slot, shape, strides):
             return f"expect %{slot} {_sizes(shape)} strides {_sizes(strides)}"
         case Output(values):

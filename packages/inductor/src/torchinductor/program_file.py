@@ -50,7 +50,7 @@ from torchinductor.native import encode
 from torchinductor.program import AtenCall, KernelCall, Program, TensorInput, TritonCall
 from torchinductor.schemas import InductorOptions
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"TCPROGRM"
 T = TypeVar("T")
 _ALIGNED = 64  # bytes: where memories begin in their file
@@ -338,7 +338,7 @@ _CALLS: Mapping[str, tuple[Field, ...]] = {
     "kernel": ((3, _TEXT), (0, _FUNCTION), (1, _NUMBERS), (2, _OF_SIZES)),
     "aten": ((5, _TEXT), (0, _TEXT), (1, _TEXT), (2, _ARGUMENTS), (3, _DESTINATIONS), (4, _NUMBERS)),
     "read_scalar": ((3, _TEXT), (0, _NUMBER), (1, _NUMBER), (2, _NUMBERS)),
-    "require": ((1, _TEXT), (0, _NUMBER)),
+    "require": ((1, _TEXT), (0, _NUMBER), (2, _TEXT)),
     "expect": ((3, _TEXT), (0, _NUMBER), (1, _OF_SIZES), (2, _OF_SIZES)),
     "output_none": (),
     "output_slot": ((0, _NUMBER),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
+from primtorch.environment import environment_of
 from primtorch.errors import DataDependent, NotClosed
 from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.layout import certainly_equal, is_dense, same_shape
@@ -85,7 +87,10 @@ def lower(
     Raises:
         NotClosed: the graph mutates a value, or calls something that is no operator.
     """
-    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh, walks_windows).run()
+    lowering = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh, walks_windows)
+    env = environment_of(gm)
+    with env.asked_by(lambda: lowering.b.meta["stack"]) if env is not None else contextlib.nullcontext():  # type: ignore[arg-type, return-value]
+        lowered = lowering.run()
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
     return lowered

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
+from torch.fx.immutable_collections import immutable_list
 
 from primtorch.spec import TensorSpec
 
@@ -86,7 +87,7 @@ class Records:
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
-        if kind is list:
+        if kind is list or kind is immutable_list:  # as FX has one in a node
             return [self._write(item) for item in value]  # type: ignore[attr-defined]
         if kind is tuple or kind is torch.Size:
             return {"tuple": [self._write(item) for item in value]}  # type: ignore[attr-defined]

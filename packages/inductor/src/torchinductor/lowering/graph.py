@@ -196,12 +196,14 @@ def _definitions(env: ShapeEnv, given: set[str | None]) -> Mapping[str, Definiti
 
 
 def _requirements(env: ShapeEnv) -> tuple[Requirement, ...]:
-    """What was taken for granted of whole numbers that the data tells: kernels reach into memory by it."""
-    found: list[Requirement] = []
+    """What was taken for granted of whole numbers that the data tells: kernels reach into memory by it. Each is told
+    with the lines that asked for it first, if any did."""
+    found: dict[BoolExpr, tuple[UserFrame, ...]] = {}
     for assumed in env.assumptions:
         if _is_of_integers(assumed.expr):
-            found.append((env.under_given_names(assumed.expr), assumed.stack))
-    return tuple(dict.fromkeys(found))
+            condition = env.under_given_names(assumed.expr)
+            found[condition] = found.get(condition) or assumed.stack
+    return tuple(found.items())
 
 
 def _is_of_integers(condition: BoolExpr) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from primtorch.schemas import UserFrame
 from primtorch.symbolic.float_expr import Definition
 from primtorch.symbolic.relation import BoolExpr
 from primtorch.symbolic.scalar_ops import SCALAR_OPS
@@ -23,11 +24,18 @@ class NewSymbol:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an environment came to know: symbols in their order, guards, and what the program asserts of its data."""
+    """What an environment came to know.
+
+    Attributes:
+        symbols: in their order.
+        assumptions: what the program asserts of its data.
+        frames: the lines that assert each.
+    """
 
     symbols: tuple[NewSymbol, ...] = ()
     guards: tuple[BoolExpr, ...] = ()
     assumptions: tuple[BoolExpr, ...] = ()
+    frames: tuple[tuple[UserFrame, ...], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,8 @@ def learnt_since(env: ShapeEnv, mark: Mark) -> Learnt | None:
             return None
         made.append(NewSymbol(info.name, definition, info.min, info.max))
     guards, assumptions = env.guards[mark.guards :], env.assumptions[mark.assumptions :]
-    return Learnt(tuple(made), tuple(g.expr for g in guards), tuple(a.expr for a in assumptions))
+    asserted = tuple(a.expr for a in assumptions)
+    return Learnt(tuple(made), tuple(g.expr for g in guards), asserted, tuple(a.stack for a in assumptions))
 
 
 def learn(env: ShapeEnv, learnt: Learnt) -> bool:
@@ -69,8 +78,9 @@ def learn(env: ShapeEnv, learnt: Learnt) -> bool:
     for guard in learnt.guards:
         if env.decide(guard) is not True:
             env.assume(guard, env.guards)
-    for assumption in learnt.assumptions:
-        env.assume(assumption, env.assumptions)
+    for assumption, frames in zip(learnt.assumptions, learnt.frames, strict=True):
+        with env.asked_by(lambda frames=frames: frames):  # type: ignore[misc]
+            env.assume(assumption, env.assumptions)
     return True
 
 

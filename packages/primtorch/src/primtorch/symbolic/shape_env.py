@@ -105,6 +105,15 @@ class ShapeEnv:
         """Lets go of the program: what is asked from now on is asked by no line of it."""
         self.user_frame = _no_frames
 
+    @contextlib.contextmanager
+    def asked_by(self, user_frame: Callable[[], tuple[UserFrame, ...]]) -> Iterator[None]:
+        """A stage behind capture: what is asked within is asked by these lines."""
+        before, self.user_frame = self.user_frame, user_frame
+        try:
+            yield
+        finally:
+            self.user_frame = before
+
     def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
         """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""
         return self._new(SymbolInfo(self._fresh("s"), hint, source, min, max))
