@@ -188,6 +188,75 @@ def test_more_than_was_compiled_is_compiled(cache: Path, work: Work) -> None:
     assert work.of(lambda: use((1,), second=True))[0] >= 1
 
 
+REGIONS = hasattr(torch.compiler, "nested_compile_region")  # not in every torch
+region: Any = getattr(torch.compiler, "nested_compile_region", lambda function: function)
+
+
+@region  # type: ignore[untyped-decorator]
+def part(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).exp()
+
+
+@region  # type: ignore[untyped-decorator]
+def tied(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = x.sin()
+    return half, half * 2
+
+
+Backward = Callable[[torch.Tensor], torch.Tensor]
+BACKWARDS: dict[str, Backward] = {
+    "plain": lambda x: (x * x).sin(),
+    "written": lambda x: x.clone().mul_(2).sin_().cumsum(1),
+    "a constant": lambda x: x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True).exp(),
+    "no number": lambda x: torch.where(x > 0, x.exp(), x * float("nan")),
+    "infinite": lambda x: torch.where(x > 0, x.exp(), x * float("inf")),
+    "regions": lambda x: part(part(x)) + part(x),
+    "a region in a region": region(lambda x: part(x) * x),
+    "several results of one operator": lambda x: torch.var_mean(x.sort(1)[0], 0)[0],
+    "sizes of the data": lambda x: x[x > 0].exp(),
+    "draws": lambda x: torch.nn.functional.dropout(x, 0.5) * x,
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "numbers": lambda x: x * math.sin(x.shape[0]) / float(x.shape[1] ** 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_backward_is_compiled_behind_a_forward_that_was_found(
+    name: str, dynamic: bool, cache: Path, work: Work
+) -> None:
+    """Where another process called no backward, and none but one without some results."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return BACKWARDS[name](x), x * 3
+
+    def use(which: tuple[int, ...]) -> None:
+        found = []
+        for run in (torchcompile.compile(program, dynamic=dynamic, options={"strict": True}), program):
+            x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+            torch.manual_seed(0)
+            results = run(x)
+            found.append(None)
+            if which:
+                (found[-1],) = torch.autograd.grad(sum(results[i].sum() for i in which), x)
+        if name != "draws":
+            torch.testing.assert_close(*found, equal_nan=True)
+
+    assert work.of(lambda: use(()))[0] == 1
+    for which in ((0,), (0, 1), (1,)):
+        traced, lowered = work.of(lambda which=which: use(which))  # type: ignore[misc]
+        assert not traced and lowered
+        assert work.of(lambda which=which: use(which)) == (0, 0)  # type: ignore[misc]
+
+
+@pytest.mark.skipif(not REGIONS, reason="this torch has no nested_compile_region")
+def test_what_the_ledger_was_told_is_told_again(cache: Path, work: Work) -> None:
+    """By a stage that has no ledger of the function's own."""
+    for _ in range(2):
+        assert work.of(lambda: torchcompile.compile(lambda x: tied(x))(torch.ones(3, requires_grad=True)))[0] == 1
+        assert [event.kind.id for event in torchcompile.report().events] == ["region_in_place"]
+
+
 def test_operators_of_our_own_are_kept(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a program calls where a device wants rows that the program's have not."""
     rates = ProductRates(alignment=16, aligned=1e9, unaligned=1e3, bandwidth=1e9)

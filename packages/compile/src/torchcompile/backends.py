@@ -26,7 +26,7 @@ from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.interrupts import pass_on_interrupt
-from primtorch.ledger import Event, Ledger, own_line
+from primtorch.ledger import LEDGER, Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
 from primtorch.withheld import COLLECTOR
 from torchcompile.capability import Capability
@@ -401,6 +401,7 @@ class _Kernels:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.began = time.perf_counter()
+        self.told = self._told()  # when compilation began
         self.by_form: weakref.WeakValueDictionary[Hashable, torchinductor.CompiledGraph] = weakref.WeakValueDictionary()
         brought = job.toolchain.brought
         self.settings = dataclasses.replace(
@@ -436,16 +437,19 @@ class _Kernels:
             missing()
         if kept.content is None or toolchain.options.cache is None:
             return None
-        told = [len(ledger.events)]
 
         def told_missing() -> None:
             missing()
-            told[0] = len(ledger.events)
+            self.told = self._told()
 
-        quiet = lambda: len(ledger.events) == told[0]
+        quiet = lambda: self._told() == self.told
         store = Store(toolchain.options.cache)
         gm = self.job.gm
         return ProgramShelf(store, kept, self.load, quiet, lines_of(gm), told_missing, brought, shape_env(gm))
+
+    def _told(self) -> int:
+        """How often the ledgers were told anything: what has its own takes it there, the others to the process's."""
+        return LEDGER.told + self.job.toolchain.ledger.told
 
     def partitioner(self) -> Partitioner:
         """The program's, which also says when tracing ended and how long the cut took."""
@@ -473,6 +477,8 @@ class _Kernels:
 
         @COLLECTOR.off()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+            if kind == "backward":  # compiled later: what the program was told of meanwhile is not of it
+                self.told = self._told()
             with told_to_ranks(lambda: f"{self.job.title} {kind}", DataDependent):
                 return self._half(graph, inputs, kind)
 

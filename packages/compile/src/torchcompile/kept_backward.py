@@ -3,9 +3,9 @@ not met before, and traces nothing."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 import torchinductor
 from aotautograd.outlines import bound, spelt
 from aotautograd.schemas import BackwardGraph
+from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import own_line
 from primtorch.printing import MADE_BY
 from primtorch.records import NotARecord, NotAsText
@@ -30,18 +31,28 @@ NAMESPACES = ("aten", torchinductor.__name__)  # of operators: the program's own
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """What a node calls where that is an `InvokeSubgraph`, whose body is the graph at this place."""
+
+    body: int
+    sizes: int
+    differentiable: tuple[bool, ...]
+    tags: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node of the graph.
+    """A node of a graph.
 
     Attributes:
-        target: a function's name (`torchdynamo.exported.targets`), or what FX has there.
+        target: a function's name (`torchdynamo.exported.targets`), a region, or what FX has there.
         value: what is known of its value, with expressions for symbolic numbers.
         frames: the user's line behind it, if it is known.
     """
 
     op: str
     name: str
-    target: str
+    target: str | Region
     args: tuple[object, ...]
     kwargs: dict[str, object]
     value: object
@@ -49,42 +60,92 @@ class KeptNode:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBackward:
-    """A `BackwardGraph`, with the passes that made it. A tensor that the graph holds is at the place of its node."""
+class KeptModule:
+    """A graph; a tensor that it holds is at the place of its node."""
 
     nodes: tuple[KeptNode, ...]
     constants: tuple[KeptConstant, ...]
-    behind: tuple[frozenset[int], ...]
     made_by: tuple[str, ...]
 
 
-CLASSES = (KeptBackward, KeptNode, Node)
-__all__ = ["CLASSES", "CODECS", "NAMESPACES", "KeptBackward", "KeptNode", "made", "written"]
+@dataclass(frozen=True, slots=True)
+class KeptBackward:
+    """A `BackwardGraph`: that of the backward, behind the bodies of the regions that it calls."""
+
+    modules: tuple[KeptModule, ...]
+    behind: tuple[frozenset[int], ...]
+
+    def told(self, lines: Mapping[UserFrame, UserFrame]) -> KeptBackward:
+        """The same with other words for the user's lines; a line that has none is left out."""
+        return dataclasses.replace(self, modules=tuple(_told(module, lines) for module in self.modules))
+
+
+CLASSES = (KeptBackward, KeptModule, KeptNode, Region, Node)
+__all__ = ["CLASSES", "CODECS", "NAMESPACES", "KeptBackward", "made", "written"]
+
+
+def _told(module: KeptModule, lines: Mapping[UserFrame, UserFrame]) -> KeptModule:
+    nodes = [
+        dataclasses.replace(node, frames=tuple(lines[frame] for frame in node.frames if frame in lines))
+        for node in module.nodes
+    ]
+    return dataclasses.replace(module, nodes=tuple(nodes))
+
+
+# -- writing -------------------------------------------------------------------------------------
 
 
 def written(graph: BackwardGraph) -> KeptBackward:
     """The record of a graph.
 
     Raises:
-        NotAsText: it holds what has no form there: graphs within it, large tensors, operators of the program's own.
+        NotAsText: it holds what has no form there: large tensors, operators of the program's own.
     """
-    places: dict[fx.Node, int] = {}
-    constants: list[KeptConstant] = []
-    nodes: list[KeptNode] = []
-    for place, node in enumerate(graph.module.graph.nodes):
-        if node.op == "get_attr":
-            constants.append(_constant(graph.module, node, place))
+    writer = _Writer()
+    writer.module(graph.module)
+    return KeptBackward(tuple(writer.modules), graph.behind)
+
+
+class _Writer:
+    """Graphs in an order in which each comes behind those that it calls."""
+
+    def __init__(self) -> None:
+        self.modules: list[KeptModule] = []
+        self.bodies: dict[fx.GraphModule, int] = {}  # calls of one body share it
+
+    def module(self, module: fx.GraphModule) -> int:
+        places: dict[fx.Node, int] = {}
+        nodes: list[KeptNode] = []
+        constants: list[KeptConstant] = []
+        for place, node in enumerate(module.graph.nodes):
+            if node.op == "get_attr":
+                constants.append(_constant(module, node, place))
+            nodes.append(self.node(node, places))
+            places[node] = place
+        self.modules.append(KeptModule(tuple(nodes), tuple(constants), tuple(module.meta.get(MADE_BY, ()))))
+        return len(self.modules) - 1
+
+    def node(self, node: fx.Node, places: Mapping[fx.Node, int]) -> KeptNode:
         try:
-            target = name_of(node.target) if node.op == "call_function" else str(node.target)
             args, kwargs = argument(tuple(node.args), places), argument(dict(node.kwargs), places)
+            target = self.target(node)
         except (NotExportable, NotKept) as error:
             raise NotAsText(str(error)) from None
         line = own_line(node.meta.get("stack", ()))
         value = _value(node.meta.get("val"))
         frames = (line,) if line is not None else ()
-        nodes.append(KeptNode(node.op, node.name, target, _plain(args), _plain(kwargs), value, frames))
-        places[node] = place
-    return KeptBackward(tuple(nodes), tuple(constants), graph.behind, tuple(graph.module.meta.get(MADE_BY, ())))
+        return KeptNode(node.op, node.name, target, args, kwargs, value, frames)  # type: ignore[arg-type]
+
+    def target(self, node: fx.Node) -> str | Region:
+        if node.op != "call_function":
+            return str(node.target)
+        if not isinstance(node.target, InvokeSubgraph):
+            return name_of(node.target)
+        (body,) = node.target.bodies
+        assert isinstance(body, fx.GraphModule)
+        if body not in self.bodies:
+            self.bodies[body] = self.module(body)
+        return Region(self.bodies[body], node.target.sizes, node.target.differentiable, node.target.tags)
 
 
 def _constant(module: fx.GraphModule, node: fx.Node, place: int) -> KeptConstant:
@@ -95,19 +156,13 @@ def _constant(module: fx.GraphModule, node: fx.Node, place: int) -> KeptConstant
     return kept
 
 
-def _plain(argument: Any) -> Any:
-    """An argument that is equal to what is read again."""
-    if type(argument) is float and math.isnan(argument):
-        return math.nan
-    if type(argument) in (tuple, list):
-        return type(argument)(map(_plain, argument))
-    return {key: _plain(part) for key, part in argument.items()} if type(argument) is dict else argument
-
-
 def _value(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return tuple(map(_value, value))
     return spelt(TensorSpec.of(value) if isinstance(value, torch.Tensor) else value)
+
+
+# -- reading -------------------------------------------------------------------------------------
 
 
 def made(kept: KeptBackward, env: ShapeEnv | None) -> BackwardGraph:
@@ -116,19 +171,33 @@ def made(kept: KeptBackward, env: ShapeEnv | None) -> BackwardGraph:
     Raises:
         NotARecord: it calls what no graph that is kept does.
     """
+    modules: list[fx.GraphModule] = []
+    for module in kept.modules:
+        modules.append(_module(module, modules, env))
+    return BackwardGraph(modules[-1], kept.behind)
+
+
+def _module(kept: KeptModule, bodies: Sequence[fx.GraphModule], env: ShapeEnv | None) -> fx.GraphModule:
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     for row in kept.nodes:
-        try:
-            target = function_named(row.target, NAMESPACES) if row.op == "call_function" else row.target
-        except UnsafeArchive as error:
-            raise NotARecord(str(error)) from None
+        target = _target(row, bodies)
         node = graph.create_node(row.op, target, given(row.args, nodes), given(row.kwargs, nodes), name=row.name)
         if row.op != "output":
             node.meta["val"] = bound(row.value, env)
         node.meta["stack"] = row.frames
         nodes.append(node)
-    constants = {kept.nodes[constant.slot].target: constant.tensor() for constant in kept.constants}
+    constants = {str(nodes[constant.slot].target): constant.tensor() for constant in kept.constants}
     module = _LazyGraphModule(constants, graph, "Backward")
     module.meta[MADE_BY] = kept.made_by
-    return BackwardGraph(module, kept.behind)
+    return module
+
+
+def _target(row: KeptNode, bodies: Sequence[fx.GraphModule]) -> fx.node.Target:
+    if isinstance(row.target, Region):
+        called = row.target
+        return InvokeSubgraph((bodies[called.body],), called.sizes, called.differentiable, tags=called.tags)
+    try:
+        return function_named(row.target, NAMESPACES) if row.op == "call_function" else row.target
+    except UnsafeArchive as error:
+        raise NotARecord(str(error)) from None

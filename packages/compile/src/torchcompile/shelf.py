@@ -39,7 +39,7 @@ from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from primtorch.withheld import COLLECTOR
 from torchcompile import kept_backward
 from torchcompile.journal import Kind
-from torchcompile.kept_backward import KeptBackward, KeptNode
+from torchcompile.kept_backward import KeptBackward
 from torchcompile.options import CompileOptions
 from torchcompile.signature import facts
 from torchcompile.store import Store
@@ -67,7 +67,7 @@ _GRAPH = "backward_graph"
 MOST_CASES = 4  # of one graph: sizes that a compilation told apart
 
 
-LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect, KeptNode)
+LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +317,7 @@ class ProgramShelf:
     def _graph(self, env: ShapeEnv | None) -> BackwardGraph:
         kept = self._read(self.case, _GRAPH, KeptBackward)
         assert isinstance(kept, KeptBackward), "the text was there when the forward was found"
-        nodes = tuple(_with_lines(node, self.by_place) for node in kept.nodes)
-        return kept_backward.made(dataclasses.replace(kept, nodes=nodes), env)
+        return kept_backward.made(kept.told(self.by_place), env)
 
     def keep(self, outline: Outline, graph: BackwardGraph | None, forward: Compiled) -> None:
         """Writes the forward, the graph of its backward and its outline, under the case that tracing learnt of symbolic
@@ -397,8 +396,7 @@ class ProgramShelf:
         if isinstance(record, KeptGraph):
             record = _told(record, self._places())
         if isinstance(record, KeptBackward):
-            places = self._places()
-            record = dataclasses.replace(record, nodes=tuple(_with_lines(node, places) for node in record.nodes))
+            record = record.told(self._places())
         try:
             text = _RECORDS.text(record)
         except NotAsText as error:

@@ -143,6 +143,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._counts: dict[Event, int] = {}  # by the event with count 1
         self._kept: dict[Kind, int] = {}  # different events of each kind
+        self.told = 0
+        """How often anything was told, since the process began: what a stage has told is what it grew by."""
 
     def add(self, event: Event, cause: BaseException | None = None) -> None:
         """Writes an event, or raises the error that stands for it, with its cause."""
@@ -150,6 +152,7 @@ class Ledger:
             raise self.refuse(event) from cause
         once = replace(event, count=1)
         with self._lock:
+            self.told += 1
             if once not in self._counts:
                 kept = self._kept.get(event.kind, 0)
                 if kept < self.limit:

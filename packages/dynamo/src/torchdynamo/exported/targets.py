@@ -21,6 +21,7 @@ from torch.utils._device import _device_constructors
 
 from primtorch import ambient
 from primtorch.prims import PRIMS, Prim
+from primtorch.symbolic import SCALAR_OPS
 from torchdynamo.errors import NotExportable, UnsafeArchive
 
 # Methods that hand out memory, take code, or tell what differs from process to process.
@@ -61,6 +62,7 @@ def functions() -> Mapping[str, Callable[..., object]]:
     found |= {f"torch.{name}": getattr(torch, name) for name in _MORE_OF_TORCH if hasattr(torch, name)}
     found |= {f"operator.{name}": getattr(operator, name) for name in _OPERATORS}
     found |= {f"math.{name}": getattr(math, name) for name in ("sqrt", "ceil", "floor", "trunc", "pow", "exp", "log")}
+    found |= {f"number.{op.name}": op.function for op in SCALAR_OPS.values()}  # where the others have no name for it
     found["getattr"] = getattr
     blocks: tuple[Any, ...] = (torch._C._set_grad_enabled, autocast_mode._enter_autocast, autocast_mode._exit_autocast)
     blocks += tuple(state.write for state in ambient.ATTENTION)
