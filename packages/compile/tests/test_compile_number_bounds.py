@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +146,47 @@ def test_numbers_within_bounds_and_beyond(name: str, backend: str) -> None:
             continue
         assert numbers in case.taken
         torch.testing.assert_close(outcome(compiled, numbers), wanted, rtol=1e-9, atol=1e-12)
+
+
+def line_of(program: Callable[..., Any], text: str) -> str:
+    lines, first = inspect.getsourcelines(program)
+    return f"{__file__}:{next(first + place for place, line in enumerate(lines) if text in line)}"
+
+
+@pytest.mark.expected_eager("graph_raised")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("program", "number", "line", "condition"),
+    [
+        (first_rows, 5, "count <= x.shape[0]", "<="),
+        (first_rows, -1, "count >= 0", ">= 0"),
+        (row, 4, "place < x.shape[0]", "<"),
+        (written_in_part, 4, "narrow", "<="),
+        (views_of_one_result, -1, "narrow(0, 0", ">= 0"),
+    ],
+)
+def test_a_refusal_names_the_users_line(
+    program: Callable[..., Any],
+    number: int,
+    line: str,
+    condition: str,
+    dynamic: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of the assertion, or of the operator that takes such numbers alone; also where the program was found."""
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path))
+    monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
+    for _ in ("compiled", "found"):
+        torchcompile.reset()
+        compiled = torchcompile.compile(program, dynamic=dynamic)
+        x = torch.randn(4, 3, dtype=torch.float64)
+        compiled(x, torch.tensor(1))
+        with pytest.raises((RuntimeError, IndexError)):
+            compiled(x, torch.tensor(number))
+        (event,) = (event for event in torchcompile.report().events if event.kind.id == "graph_raised")
+        told = re.escape(f"RuntimeError: {line_of(program, line)}: a number that the data told is refused: ")
+        assert re.match(rf"{told}u\d {condition}.* does not hold", event.detail), event.detail
 
 
 def test_as_many_numbers_as_generated_code_has_names_for_types() -> None:

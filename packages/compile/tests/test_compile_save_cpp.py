@@ -243,6 +243,9 @@ def test_numbers_out_of_tensors_are_those_of_the_call(tmp_path: Path) -> None:
         inputs = torch.randn(5), torch.tensor(rows)
         for found, eager in zip(program(list(inputs)), scaled(*inputs), strict=True):
             torch.testing.assert_close(found, eager)
+    line = scaled.__code__.co_firstlineno + 2
+    with pytest.raises(RuntimeError, match=rf"^{__file__}:{line}: a number that the data told is refused: u\d >= 0"):
+        program([torch.randn(5), torch.tensor(-1)])
 
 
 def test_random_numbers_and_conditions(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ import torch
 
 from primtorch.calls import Leaf, Measure, Number, Result
 from primtorch.ledger import Event, Ledger
+from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import IntExpr, constant, symbol
+from primtorch.symbolic.relation import relate
 from torchinductor import (
     _C,
     CallInput,
@@ -39,6 +41,7 @@ from torchinductor.program import (
     Program,
     RandomSeed,
     ReadScalar,
+    Require,
     Slot,
     SymbolInput,
     TensorInput,
@@ -290,6 +293,23 @@ def test_python_callable_and_unbacked_symbol() -> None:
     )
     for k in (0, 3, 8):
         check(program, torch.randn(8), torch.tensor(k))
+
+
+def test_a_number_of_data_that_is_required_is_refused_with_the_users_line() -> None:
+    u = symbol("u0")
+    frames = (UserFrame("model.py", 3, "forward"), UserFrame(f"{torch.__path__[0]}/functional.py", 9, "narrow"))
+    for required, told in (
+        (Require(relate("le", u, constant(4)), frames), "model.py:3: "),
+        (Require(relate("ne", u, constant(7))), ""),
+    ):
+        program = Program(
+            (tensor_input(0, dtype=torch.int64),), ("u0",), 1, (), (ReadScalar("u0", 0), required, Output((u,)))
+        )
+        assert check(program, torch.tensor(2)) == [2]
+        refused = re.escape(f"{told}a number that the data told is refused: {required.condition} does not hold")
+        for run in (native.prepare(program), PythonExecutor(program), lambda given, p=program: from_folder(p, given)):
+            with pytest.raises(RuntimeError, match=f"^{refused}"):
+                run([torch.tensor(7)])
 
 
 def test_random_seed_draws_from_the_default_generator() -> None:

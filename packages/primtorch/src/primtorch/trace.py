@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,10 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
-    with LandingOut(), mode:
+    envs = {leaf.fake_mode.shape_env for leaf in leaves if isinstance(leaf, FakeTensor)} - {None}
+    with contextlib.ExitStack() as asking, LandingOut(), mode:
+        for env in envs:
+            asking.enter_context(env.asked_by(frames))  # type: ignore[union-attr]
         outputs = fn(*examples) if lines is None else lines.run(*examples)
     flat, _ = pytree.tree_flatten(outputs)
     for out in flat:
