@@ -21,7 +21,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo demo-distributed test smoke slow protocols matrix check faults resources bench docs site clean
+.PHONY: help setup demo demo-distributed test smoke warm slow protocols matrix check faults resources bench docs site clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -55,6 +55,13 @@ test: $(VENV)/.ready ## run every package's tests
 
 smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldest and the newest supported torch
 	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -m smoke packages/compile/tests packages/primtorch/tests
+
+warm: $(VENV)/.ready ## run a part of the whole-stack tests twice over one cache folder: the second run finds programs
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && for run in cold warm; do \
+	  echo "== $$run"; \
+	  TEST_CACHE="$$folder" OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	    -m "warm and not slow" packages/compile/tests || exit 1; \
+	done
 
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
 	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) -m slow

@@ -18,6 +18,8 @@ from torch import nn
 import torchcompile
 import torchdynamo
 
+pytestmark = pytest.mark.warm
+
 Program = Callable[..., Any]
 Make = Callable[[int], tuple[torch.Tensor, ...]]
 

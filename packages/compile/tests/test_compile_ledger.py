@@ -24,6 +24,7 @@ from torchcompile.events import TABLES
 KINDS = {kind.id: kind for table in TABLES for kind in table.values()}
 
 pytestmark = [
+    pytest.mark.warm,
     pytest.mark.expected_eager(...),
     pytest.mark.filterwarnings("ignore:ran differently", "ignore:fallback to eager"),
 ]

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 import torchcompile
 import torchdynamo
 
+pytestmark = pytest.mark.warm
+
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
 
 

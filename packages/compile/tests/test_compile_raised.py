@@ -24,10 +24,13 @@ from primtorch import ambient
 BACKENDS = ("eager", "aot_eager", "inductor")
 
 # The graphs raise, or break at what raises and at what the programs do about it.
-pytestmark = pytest.mark.expected_eager(
-    "ambient_state", "exception", "generator", "graph_break", "graph_raised", "loop", "operator_without_meta",
-    "program_raised", "unsupported_read",
-)  # fmt: skip
+pytestmark = [
+    pytest.mark.warm,
+    pytest.mark.expected_eager(
+        "ambient_state", "exception", "generator", "graph_break", "graph_raised", "loop", "operator_without_meta",
+        "program_raised", "unsupported_read",
+    ),
+]  # fmt: skip
 
 Log = list[Any]
 Operator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -15,7 +15,7 @@ from torch import nn
 
 import torchcompile
 
-pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
+pytestmark = [pytest.mark.warm, pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
 
 Make = Callable[[], Sequence[Any]]
 CASES: list[tuple[Callable[..., Any], Make]] = []

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 
 class State(nn.Module):
     """Buffers, and a program that writes to them."""
