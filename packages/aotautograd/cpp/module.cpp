@@ -12,13 +12,52 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <utility>
+
 namespace aotautograd {
 namespace {
 
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
 
-constexpr const char* kCapsule = "aotautograd.Program";
+// What the callable has of its program. The program leads back to it by way of the compiler, which knows what it has
+// compiled: Python's collector has to see what it holds.
+struct HolderObject {
+  PyObject_HEAD
+  std::shared_ptr<const Program>* program;
+};
+
+HolderObject* as_holder(PyObject* self) { return reinterpret_cast<HolderObject*>(self); }
+
+int holder_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const auto* program = as_holder(self)->program;
+  // Autograd's nodes hold it, too: while one does, what it holds is in use.
+  return program != nullptr && program->use_count() == 1 ? (*program)->traverse(visit, arg) : 0;
+}
+
+int holder_clear(PyObject* self) {
+  delete std::exchange(as_holder(self)->program, nullptr);
+  return 0;
+}
+
+void holder_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  holder_clear(self);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot holder_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(holder_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(holder_clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc)},
+    {0, nullptr},
+};
+
+PyType_Spec holder_spec = {"aotautograd._C.Program", sizeof(HolderObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, holder_slots};
 
 // ---- before the forward ---------------------------------------------------------------------------------------------
 
@@ -150,7 +189,8 @@ py::object with_history(const std::shared_ptr<const Program>& program, PyObject*
 
 PyObject* call(PyObject* self, PyObject* const* flat, Py_ssize_t count) {
   try {
-    const auto& program = *static_cast<std::shared_ptr<const Program>*>(PyCapsule_GetPointer(self, kCapsule));
+    TORCH_CHECK(as_holder(self)->program != nullptr, "a compiled program was called that has been collected");
+    const auto& program = *as_holder(self)->program;
     if (static_cast<size_t>(count) != program->flat_inputs) {
       raise("InputMismatch", "a compiled program of " + std::to_string(program->flat_inputs) + " inputs got " +
                                  std::to_string(count));
@@ -174,14 +214,13 @@ PyMethodDef call_definition = {"compiled_program", reinterpret_cast<PyCFunction>
                                METH_FASTCALL, "compiled_program(*flat inputs) -> what the forward returns"};
 
 py::object wrap(py::object plan, py::object history) {
+  static PyTypeObject* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&holder_spec));
+  if (type == nullptr) throw py::error_already_set();
   auto program = std::make_unique<std::shared_ptr<const Program>>(read_program(plan, history));
-  const auto capsule = py::reinterpret_steal<py::object>(
-      PyCapsule_New(program.get(), kCapsule, [](PyObject* self) {
-        delete static_cast<std::shared_ptr<const Program>*>(PyCapsule_GetPointer(self, kCapsule));
-      }));
-  if (!capsule) throw py::error_already_set();
-  program.release();
-  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&call_definition, capsule.ptr(), nullptr));
+  const auto holder = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+  if (!holder) throw py::error_already_set();
+  as_holder(holder.ptr())->program = program.release();
+  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&call_definition, holder.ptr(), nullptr));
 }
 
 }  // namespace

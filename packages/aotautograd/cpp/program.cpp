@@ -120,6 +120,19 @@ const Needs& Program::needs(const std::vector<uint32_t>& missing, const std::vec
   return needs_.emplace(key, std::move(needs)).first->second;
 }
 
+int Program::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(forward.ptr());
+  if (!history) return 0;
+  for (const py::object* held : {&history->backward, &history->needs, &history->gradients, &history->layouts, &history->cut}) {
+    Py_VISIT(held->ptr());
+  }
+  for (const auto& [missing, backward] : backwards_) {
+    Py_VISIT(backward.compiled.ptr());
+    for (const GradientSource& source : backward.sources) Py_VISIT(source.views.ptr());
+  }
+  return 0;
+}
+
 py::object call_compiled(const py::object& compiled, bool boxed, py::list inputs) {
   PyObject* result = boxed ? PyObject_CallOneArg(compiled.ptr(), inputs.ptr())
                            : PyObject_Vectorcall(compiled.ptr(), PySequence_Fast_ITEMS(inputs.ptr()),

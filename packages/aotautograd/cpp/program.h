@@ -105,6 +105,9 @@ struct Program {
   const Backward& backward(const std::vector<uint32_t>& missing) const;
   const Needs& needs(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& earlier) const;
 
+  // Shows Python's collector the objects that it holds (a `tp_traverse`).
+  int traverse(visitproc visit, void* arg) const;
+
  private:
   mutable std::map<std::vector<uint32_t>, Backward> backwards_;  // by missing tangents; the GIL protects them
   mutable std::map<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>, Needs> needs_;
