@@ -101,6 +101,41 @@ def test_nothing_of_a_program_is_kept(program: str, reset: bool, backend: str) -
     assert not [name for name, reference in alive.items() if reference() is not None]
 
 
+def _compiled_code() -> int:
+    gc.collect()
+    kinds = (torchinductor.CompiledGraph, torch.fx.GraphModule)
+    return sum(isinstance(thing, kinds) for thing in gc.get_objects() if type(thing).__module__.startswith(_HOMES))
+
+
+_HOMES = ("torchinductor", "torch.fx")
+
+
+@pytest.mark.parametrize("called", ["without gradients", "with gradients", "through the backward", "held by a result"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_code_goes_with_its_function(backend: str, called: str) -> None:
+    """Forward, backward and what would make another one lead to each other, some of it by way of C++."""
+    held: list[torch.Tensor] = []
+
+    def compile_and_call() -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        y = torchcompile.compile(model, backend=backend)(torch.ones(2, 3, requires_grad=called != "without gradients"))
+        if called == "through the backward":
+            torch.autograd.grad(y.sum(), model[0].weight, create_graph=True)[0].sum().backward()
+        if called == "held by a result":
+            held.append(y)
+
+    compile_and_call()
+    held.clear()
+    before = _compiled_code()
+    for _ in range(3):
+        compile_and_call()
+    if held:
+        assert _compiled_code() > before
+        torch.stack(held).sum().backward()  # is compiled now, though nothing is left of the function
+    held.clear()
+    assert _compiled_code() <= before
+
+
 def test_reset_while_an_exported_graph_lives() -> None:
     exported = torchdynamo.export(lambda x: x * 2)(torch.ones(2))
     torchcompile.reset()
