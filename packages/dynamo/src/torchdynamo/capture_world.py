@@ -313,7 +313,7 @@ class CaptureWorld(PlainWorld):
 
     def descriptor_set(self, descriptor: object, obj: object, value: object) -> None:
         if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
-            self.outside.overlays.write(obj, descriptor.__name__, value)
+            self.outside.overlays.write(obj, descriptor.__name__, value, "slot")
         else:
             self._refuse_write(descriptor, obj)
             super().descriptor_set(descriptor, obj, value)
@@ -322,7 +322,7 @@ class CaptureWorld(PlainWorld):
         if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
             if self.outside.slot_get(obj, descriptor) is MISSING:
                 raise AttributeError(descriptor.__name__)
-            self.outside.overlays.write(obj, descriptor.__name__, DELETED)
+            self.outside.overlays.write(obj, descriptor.__name__, DELETED, "slot")
             return
         self._refuse_write(descriptor, obj)
         super().descriptor_del(descriptor, obj)

@@ -354,7 +354,7 @@ class Codegen:
         if value is DELETED or (slot.deleted and slot.kind != "cell"):
             self.effects.append(discard)
         if value is not DELETED:
-            self.effects.append(f"{target}{self.value(value)}{')' if slot.kind == 'attribute' else ''}")
+            self.effects.append(f"{target}{self.value(value)}{')' if slot.kind in ('attribute', 'slot') else ''}")
 
     def _write_back(self, known: External) -> None:
         shadow, before = known.value, known.snapshot

@@ -240,8 +240,12 @@ def delete_instance_attribute(world: World, obj: object, name: str) -> None:
     found = world.class_get(type(obj), name)
     if found is None or not hasattr(type(found[0]), "__delete__"):
         world.instance_del(obj, name)
-        return
-    descriptor: Any = found[0]
+    else:
+        delete_through(world, found[0], obj)
+
+
+def delete_through(world: World, descriptor: Any, obj: object) -> None:
+    """Deletes an attribute by its data descriptor."""
     kind = type(descriptor)
     if kind is property and descriptor.fdel is not None:
         world.call(descriptor.fdel, (obj,), {})

@@ -88,6 +88,25 @@ def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> object:
     return None
 
 
+@RULES.interprets(property.__get__, types.MemberDescriptorType.__get__)
+def call_descriptor_get(world: World, args: Args, kwargs: Kwargs) -> object:
+    descriptor, obj, *kind = args
+    return attributes.bind(world, descriptor, obj, *(kind or [type(obj)]))
+
+
+@RULES.interprets(property.__set__, types.MemberDescriptorType.__set__)
+def call_descriptor_set(world: World, args: Args, kwargs: Kwargs) -> object:
+    """As a class calls the setter of one that it inherits from: `Base.size.__set__(self, size)`."""
+    attributes.set_through(world, *args)
+    return None
+
+
+@RULES.interprets(property.__delete__, types.MemberDescriptorType.__delete__)
+def call_descriptor_delete(world: World, args: Args, kwargs: Kwargs) -> object:
+    attributes.delete_through(world, *args)
+    return None
+
+
 @RULES.interprets(super)
 def call_super(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2 and not kwargs:

@@ -433,7 +433,7 @@ class Outside:
         known = self.externals.lookup(obj)
         name = member.__name__
         if known is not None:
-            written = self.overlays.read(obj, name)
+            written = self.overlays.read(obj, name, "slot")
             if written is not MISSING:
                 return MISSING if written is DELETED else written
         try:

@@ -22,7 +22,7 @@ class Slot:
 
     owner: object
     name: str
-    kind: str  # "attribute", "global" or "cell"
+    kind: str  # "attribute", "slot" (an attribute of `__slots__`, in no `__dict__`), "global" or "cell"
     deleted: bool = False
 
 
@@ -50,7 +50,7 @@ class Overlays:
         self._slots[key] = (slot, value)
 
     def names(self, owner: object) -> dict[str, object]:
-        """What was written to the attributes of `owner`."""
+        """What was written to the attributes of `owner` that its `__dict__` holds."""
         return {
             name: value
             for (key, name, kind), (_, value) in self._slots.items()
