@@ -188,11 +188,7 @@ def store_attribute(world: World, obj: object, name: str, value: object) -> None
     elif setter is _object_setattr and may_change(cls):
         store_instance_attribute(world, obj, name, value)
     elif setter is _type_setattr and isinstance(obj, type) and may_change(obj):
-        descriptor = world.class_get(cls, name)
-        if descriptor is not None and hasattr(type(descriptor[0]), "__set__"):
-            set_through(world, descriptor[0], obj, value)
-        else:
-            world.class_set(obj, name, value)
+        store_class_attribute(world, obj, name, value)
     elif isinstance(obj, types.ModuleType):
         world.instance_set(obj, name, value)
     else:
@@ -206,6 +202,15 @@ def store_instance_attribute(world: World, obj: object, name: str, value: object
         set_through(world, found[0], obj, value)
     else:
         world.instance_set(obj, name, value)
+
+
+def store_class_attribute(world: World, cls: type, name: str, value: object) -> None:
+    """`type.__setattr__(cls, name, value)`."""
+    descriptor = world.class_get(type(cls), name)
+    if descriptor is not None and hasattr(type(descriptor[0]), "__set__"):
+        set_through(world, descriptor[0], cls, value)
+    else:
+        world.class_set(cls, name, value)
 
 
 def set_through(world: World, descriptor: Any, obj: object, value: object) -> None:

@@ -88,6 +88,23 @@ def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> object:
     return None
 
 
+@RULES.interprets(type.__setattr__)
+def call_type_setattr(world: World, args: Args, kwargs: Kwargs) -> object:
+    """As a metaclass's own `__setattr__` ends in it."""
+    if len(args) != 3 or kwargs or not isinstance(args[0], type) or not may_change(args[0]):
+        return world.call_leaf(type.__setattr__, args, kwargs)
+    attributes.store_class_attribute(world, *args)
+    return None
+
+
+@RULES.interprets(type.__delattr__)
+def call_type_delattr(world: World, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 2 or kwargs or not isinstance(args[0], type) or not may_change(args[0]):
+        return world.call_leaf(type.__delattr__, args, kwargs)
+    world.class_del(*args)
+    return None
+
+
 @RULES.interprets(property.__get__, types.MemberDescriptorType.__get__)
 def call_descriptor_get(world: World, args: Args, kwargs: Kwargs) -> object:
     descriptor, obj, *kind = args

@@ -387,6 +387,9 @@ class Outside:
 
     def instance_set(self, obj: object, name: str, value: object) -> None:
         """A write to the object's `__dict__`, kept aside for one of the outside. Raises AttributeError without one."""
+        if isinstance(obj, types.ModuleType):
+            self.global_set(obj.__dict__, name, value)
+            return
         known = self.externals.lookup(obj)
         if known is None:
             object.__setattr__(obj, name, value)
@@ -402,6 +405,11 @@ class Outside:
 
     def instance_delete(self, obj: object, name: str) -> None:
         """A deletion from the object's own `__dict__`. Raises AttributeError where the name is not there."""
+        if isinstance(obj, types.ModuleType):
+            if self.global_get(obj.__dict__, name) is MISSING:
+                raise missing_attribute(obj, name)
+            self.global_delete(obj.__dict__, name)
+            return
         known = self.externals.lookup(obj)
         if known is None:
             object.__delattr__(obj, name)
@@ -459,6 +467,8 @@ class Outside:
             return self.leaf_get(obj.__func__, name)
         known = self.externals.lookup(obj)
         written = self.overlays.read(obj, name)
+        if isinstance(obj, types.ModuleType):
+            written = self.overlays.read(obj.__dict__, name, "global")
         if written is DELETED:
             raise missing_attribute(obj, name)
         if written is not MISSING:
