@@ -360,7 +360,9 @@ class Outside:
 
     def _know_namespace(self, namespace: dict[str, object]) -> None:
         if self.externals.lookup(namespace) is None:
-            self.externals._register(namespace, self.externals.pins.source(namespace, "globals"), namespace)
+            source = self.externals.pins.source(namespace, "globals")
+            known = self.externals._register(namespace, source, namespace)
+            self.externals.opaque[id(namespace)] = known  # it has not what was written: to look into it breaks the graph
 
     # -- attributes -------------------------------------------------------------------------
 
