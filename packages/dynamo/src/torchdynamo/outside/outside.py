@@ -362,7 +362,7 @@ class Outside:
         if self.externals.lookup(namespace) is None:
             source = self.externals.pins.source(namespace, "globals")
             known = self.externals._register(namespace, source, namespace)
-            self.externals.opaque[id(namespace)] = known  # it has not what was written: to look into it breaks the graph
+            self.externals.opaque[id(namespace)] = known  # it lacks what was written: a look into it is a break
 
     # -- attributes -------------------------------------------------------------------------
 
