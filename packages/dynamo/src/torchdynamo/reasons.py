@@ -96,8 +96,8 @@ _TABLE = (
     Reason(
         "checkpoint",
         "a function under torch.utils.checkpoint cannot become a graph of its own",
-        "see the detail; pass use_reentrant=False without context_fn, and keep the function free of breaks and of changes"
-        " to what is outside of it",
+        "see the detail; pass use_reentrant=False without context_fn, and keep the function free of breaks and"
+        " of changes to what is outside of it",
     ),
     Reason(
         "nested_graph",
