@@ -157,6 +157,19 @@ def reads_a_list_of_each_length(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@case(
+    "loop_of_each_length",
+    calls=tuple(([torch.ones(3)] * n,) for n in (3, 1, 2, 4)),
+    whole="recompile_limit",
+    options={"recompile_limit": 3},
+)
+def loops_over_a_list_of_each_length(xs: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(3)
+    for x in xs:  # here
+        total = total + x
+    return total
+
+
 @case("generator")
 def gives_a_generator_that_began(x: torch.Tensor) -> tuple[Any, Any]:
     rows = (x + i for i in range(3))

@@ -21,6 +21,7 @@ struct EntryObject {
   PyObject* info;  // whatever the driver wants to find again; never read here
   Py_ssize_t hits;
   char takes_closure;
+  char comes_last;  // what other entries take, too, they take better
 };
 
 PyTypeObject* entry_type = nullptr;
@@ -51,11 +52,11 @@ void entry_dealloc(PyObject* self) {
 }
 
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"tree", "code", "info", "takes_closure", nullptr};
+  static const char* names[] = {"tree", "code", "info", "takes_closure", "comes_last", nullptr};
   PyObject *tree, *code, *info = Py_None;
-  int takes_closure = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|Op:Entry", const_cast<char**>(names), &tree, &code, &info,
-                                   &takes_closure)) {
+  int takes_closure = 0, comes_last = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|Opp:Entry", const_cast<char**>(names), &tree, &code, &info,
+                                   &takes_closure, &comes_last)) {
     return nullptr;
   }
   if (tree != Py_None && !is_tree(tree)) return PyErr_Format(PyExc_TypeError, "Entry: %R is not a GuardTree", tree);
@@ -66,6 +67,7 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   as_entry(self)->code = Py_NewRef(code);
   as_entry(self)->info = Py_NewRef(info);
   as_entry(self)->takes_closure = static_cast<char>(takes_closure);
+  as_entry(self)->comes_last = static_cast<char>(comes_last);
   return self;
 }
 
@@ -75,10 +77,11 @@ PyMemberDef entry_members[] = {
     {"info", T_OBJECT, offsetof(EntryObject, info), 0, "the driver's own record"},
     {"hits", T_PYSSIZET, offsetof(EntryObject, hits), 0, "calls that this entry served"},
     {"takes_closure", T_BOOL, offsetof(EntryObject, takes_closure), READONLY, "code(inputs, closure, *flat)"},
+    {"comes_last", T_BOOL, offsetof(EntryObject, comes_last), READONLY, "asked behind the others, however often used"},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot entry_slots[] = {
-    {Py_tp_doc, const_cast<char*>("Entry(tree, code, info=None, takes_closure=False)")},
+    {Py_tp_doc, const_cast<char*>("Entry(tree, code, info=None, takes_closure=False, comes_last=False)")},
     {Py_tp_new, reinterpret_cast<void*>(entry_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(entry_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(entry_traverse)},
@@ -97,7 +100,7 @@ struct CallableObject {
   vectorcallfunc vectorcall;
   PyObject* function;
   PyObject* miss;
-  PyObject* entries;  // list, most recently used first
+  PyObject* entries;  // list, most recently used first, those that come last behind them
   PyObject* dict;
   PyObject* weakrefs;
 };
@@ -317,7 +320,8 @@ PyObject* capture(CallableObject* self, PyObject* function, const Scope& scope, 
     Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_unhooked(record->tree, scope, &failed));
     if (inputs) {
       int listed = PySequence_Contains(self->entries, entry.get());
-      if (listed < 0 || (listed == 0 && PyList_Insert(self->entries, 0, entry.get()) < 0)) return nullptr;
+      Py_ssize_t place = record->comes_last ? PyList_GET_SIZE(self->entries) : 0;
+      if (listed < 0 || (listed == 0 && PyList_Insert(self->entries, place, entry.get()) < 0)) return nullptr;
       return run_entry(record, inputs.get(), function, scope.flat, scope.count);
     }
     if (PyErr_Occurred()) return nullptr;
@@ -495,7 +499,8 @@ PyObject* dispatch(PyObject* object, PyObject* function, PyObject* const* flat, 
       if (PyErr_Occurred()) return nullptr;
       continue;
     }
-    if (i > 0 && i < PyList_GET_SIZE(self->entries) && PyList_GET_ITEM(self->entries, i) == entry.get()) {
+    bool moves = i > 0 && !record->comes_last && i < PyList_GET_SIZE(self->entries);
+    if (moves && PyList_GET_ITEM(self->entries, i) == entry.get()) {
       PyObject** items = reinterpret_cast<PyListObject*>(self->entries)->ob_item;
       for (Py_ssize_t j = i; j > 0; j--) items[j] = items[j - 1];
       items[0] = entry.get();

@@ -25,7 +25,7 @@ from torchdynamo.interpreter.protocol import MISSING, NULL, Interrupted, Positio
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
-from torchdynamo.outside.growing_lists import ReadWhole
+from torchdynamo.outside.growing_lists import ItemsVary, ReadWhole
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph, GivesUp, Uninitialized
 from torchdynamo.schemas import GraphBreak
@@ -109,7 +109,26 @@ class AsksText:
     origins: Origins
 
 
-Ending = AsksNumber | AsksText | Finished | Stopped | Broke | HasToRaise | HasToCut | HasToBegin | ReadsWhole | Raised
+@dataclass(frozen=True, slots=True)
+class GoesUnread:
+    """A list whose items are others in each round of a loop has to be captured without what is in it."""
+
+    source: Source
+
+
+Ending = (
+    GoesUnread
+    | AsksNumber
+    | AsksText
+    | Finished
+    | Stopped
+    | Broke
+    | HasToRaise
+    | HasToCut
+    | HasToBegin
+    | ReadsWhole
+    | Raised
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +220,7 @@ def interpret(
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     calls = world.calls = Calls(outside, world, interpreter)
-    stack.frames = interpreter.frames
+    stack.frames = outside.loops.frames = interpreter.frames
     calls.works.refused = directions.refused_work
     interpreter.refused_raise = directions.refused_raise
     interpreter.refused_start = directions.refused_start
@@ -235,7 +254,14 @@ def interpret(
         except NumberAsked as error:
             capture.ending = AsksNumber(error.places, error.as_size)
         except TextNeeded as error:
-            capture.ending = AsksText(error.origins)
+            if policy.in_rounds and error.origins.sources:  # that of a loop's round
+                broke = BreakGraph("list_of_each_length", "what is found by a text that each round has another of")
+                broke.positions, broke.path = error.positions, error.path
+                capture.ending = _broke(broke, outside)
+            else:
+                capture.ending = AsksText(error.origins)
+        except ItemsVary as error:
+            capture.ending = GoesUnread(error.source)
         except ReadWhole as error:
             capture.ending = ReadsWhole(error.source, error.length)
         except NumberNeeded as needed:

@@ -43,7 +43,7 @@ from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Interru
 from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES, TABLES_SHOWN
-from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
+from torchdynamo.outside.growing_lists import refuse_growing
 from torchdynamo.outside.one_process import note_call, note_order, note_text
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
@@ -70,6 +70,7 @@ class CaptureWorld(PlainWorld):
         self.outside = outside
         outside.externals.world = self
         self._known_methods: set[tuple[type, str]] = set()
+        self.watches_tests = outside.loops.watches
 
     # -- names ------------------------------------------------------------------------------
 
@@ -367,7 +368,10 @@ class CaptureWorld(PlainWorld):
         finally:
             env.shows_numbers = before
 
-    # -- iteration --------------------------------------------------------------------------
+    # -- loops ------------------------------------------------------------------------------
+
+    def at_test(self, frame: Any, value: object) -> None:
+        self.outside.loops.at_test(frame, value)
 
     def iterate(self, obj: object) -> object:
         obj = self.outside.arrays.current(obj)
@@ -375,9 +379,8 @@ class CaptureWorld(PlainWorld):
             return self.outside.arrays.iterate(obj)
         self.know_methods(obj, "__iter__", "__getitem__")
         self.outside.refuse_opaque(obj)
-        self.outside.refuse_iterator(obj)
         note_order(self.outside.externals, obj)
-        return super().iterate(obj)
+        return super().iterate(self.outside.begun(obj))
 
     def advance(self, iterator: object) -> object:
         self.know_methods(iterator, "__next__")
@@ -393,6 +396,7 @@ class CaptureWorld(PlainWorld):
                 return self.outside.arrays.getitem(obj, key)
         self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
+        self.outside.loops.at_item(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
         elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key) and not self.outside.recorder.modes:
@@ -409,6 +413,7 @@ class CaptureWorld(PlainWorld):
                 return
         self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
+        self.outside.loops.at_item(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
         elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key) and not self.outside.recorder.modes:
@@ -564,10 +569,9 @@ class CaptureWorld(PlainWorld):
             if isinstance(args[0], RunTimeText):
                 self.outside.floats.need_texts(fn, args[0])
             self.know_methods(args[0], *names)
-        if fn is len and len(args) == 1 and type(args[0]) is GrowingList:
-            return self.outside.length_of(args[0])
-        refuse_growing(fn, args, kwargs)
         interpreter = self.interpreter
+        if (begun := self.outside.loops.call(fn, args, kwargs)) is not MISSING:
+            return begun
         tail, interpreter.tail_call = interpreter.tail_call, False
         try:
             result = self.calls.handle(fn, args, kwargs)

@@ -24,7 +24,8 @@ from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import Event
 from primtorch.withheld import COLLECTOR
 from torchdynamo._C import Entry, GuardTree
-from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
+from torchdynamo.after_break.break_step import continue_after, has_rule, started
+from torchdynamo.after_break.place import Resume, Varied
 from torchdynamo.after_break.rerun import Rerun, communicates, has_effects, switched_states
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.after_break.stopped import Stopped
@@ -35,6 +36,7 @@ from torchdynamo.capture import (
     Capture,
     Directions,
     Finished,
+    GoesUnread,
     HasToBegin,
     HasToCut,
     HasToRaise,
@@ -64,6 +66,7 @@ from torchdynamo.interpreter.decode import flat_size
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import (
+    OF_EACH_LENGTH,
     BreakGraph,
     ClassOutlivesGraph,
     GivesUp,
@@ -330,13 +333,15 @@ def _capture(
         opened.append(capture)
         match capture.ending:
             case Finished():
+                state.learn_loops(capture.outside.loops.fixed, None)
                 return capture
-            case Stopped():
+            case Stopped(graph_break=broken):
                 if len(told.stop_at) > 1 and not has_rule(capture.ending):
                     told = replace(told, stop_at=told.stop_at[:-1])  # the innermost frame is captured on its own
                     continue
                 refused = capture.raise_to_refuse(capture.ending)
                 if refused < 0:
+                    state.learn_loops(capture.outside.loops.fixed, broken)
                     return capture
                 told = replace(told.to_the_end(), refused_raise=refused)
             case HasToRaise(ordinal=ordinal):
@@ -351,6 +356,9 @@ def _capture(
             case AsksText(origins=origins):
                 state.plain_texts |= origins.places
                 state.fixed |= origins.sources
+            case GoesUnread(source=source):
+                state.changed.add(source)
+                state.varied.add(source)
             case ReadsWhole(source=source, length=length):
                 whole.add(source)
                 state.read_lengths.setdefault(source, set()).add(length)
@@ -373,6 +381,9 @@ def _capture(
                     continue
                 if broke.uninitialized and not state.lazy:
                     return state.makes_parameters(broke.graph_break)
+                if broke.graph_break.reason in OF_EACH_LENGTH and (state.options.fullgraph or broke.is_error):
+                    state.unrolls, told = True, told.to_the_end()
+                    continue
                 if broke.graph_break.reason == "float_of_each_call" and (state.options.fullgraph or broke.is_error):
                     state.guards_floats, told = True, told.to_the_end()
                     continue
@@ -487,18 +498,27 @@ def _resume_factory(state: Function) -> Resume:
     assert nested is not None
 
     def resume(
-        function: types.FunctionType, entrance: Entrance, compiled: bool, within: tuple[types.FunctionType, ...]
+        function: types.FunctionType,
+        entrance: Entrance,
+        compiled: bool,
+        within: tuple[types.FunctionType, ...],
+        varied: Varied,
     ) -> object:
         key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
         found = nested.resumes.get(key)
         if found is None:
-            found = make_resume(function, entrance)
+            made = make_resume(function, entrance)
             if compiled:
-                found = nested.part(found)
+                part = nested.part(made)
+                found = part.callable(), part
             else:
-                nested.leave_alone(found)
+                nested.leave_alone(made)
+                found = made, None
             nested.resumes[key] = found
-        return found
+        entered, rest = found
+        if rest is not None:
+            rest.learn_varied(varied)
+        return entered
 
     return resume
 
@@ -601,7 +621,8 @@ def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., obje
     sources = [item.source for item in emitted.inputs if item.source is not None]
     tree = emitted.tree or GuardTree(emitted.guards, sources, function, pinned)
     made = (emitted.guards, emitted.graph, emitted.text, graph_break, pinned, emitted.programs)
-    return Entry(tree, code, Compiled(*made, known=frozenset(state.changed)))
+    any_length = graph_break is not None and graph_break.reason in OF_EACH_LENGTH and origin_of(function) is None
+    return Entry(tree, code, Compiled(*made, known=frozenset(state.changed)), comes_last=any_length)
 
 
 def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:

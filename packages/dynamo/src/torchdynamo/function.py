@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import operator
@@ -12,7 +13,7 @@ import time
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -26,6 +27,7 @@ from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.capture import Raised, as_user_frames
+from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.errors import InternalError, RecompileLimitExceeded
 from torchdynamo.events import (
@@ -48,6 +50,7 @@ from torchdynamo.graph import numpy_values
 from torchdynamo.guards.changes import changed_sources, outgrown
 from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.interpreter.loop_tests import SourcePlace
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import Mark, MarkKind, mark_of
 from torchdynamo.outside.asynchronous import handles_a_signal, is_finalizer
@@ -55,7 +58,7 @@ from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.imports import is_import_machinery
 from torchdynamo.outside.outside import Outside
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
-from torchdynamo.sources import Scope, Source
+from torchdynamo.sources import Argument, Item, Scope, Source
 from torchdynamo.stance import current as current_stance
 from torchdynamo.stats import Stats
 from torchdynamo.watchers import other_compiler_off, watcher
@@ -171,9 +174,9 @@ class Function:
     asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
     unread: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is asked for by its value
-    read_lengths: dict[Source, set[int]] = field(
-        default_factory=dict
-    )  # of lists that were read whole, once they varied
+    read_lengths: dict[Source, set[int]] = field(default_factory=dict)  # of what was read whole, once it varied
+    varied: set[Source] = field(default_factory=set)  # what it is handed by code in front of it, for any length
+    unrolls: bool = False  # loops and lists have a version for each length, since no graph can end there
     sizes: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is taken that is a size
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
@@ -338,7 +341,7 @@ class Function:
 
         whole: lists that are read as a whole, also where they grow.
         """
-        compiled = self.compiled()
+        compiled, nested = self.compiled(), self.nested
         return DynamicPolicy(
             everything=self.options.dynamic is True and symbols,
             changed=frozenset(self.changed - self.fixed - whole),
@@ -352,12 +355,32 @@ class Function:
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
             guards_floats=self.guards_floats,
-            read_whole=frozenset(
-                source
-                for source, lengths in self.read_lengths.items()
-                if len(lengths) >= _VERSIONS_BY_LENGTH and not self.options.fullgraph
-            ),
+            read_whole={} if self.unrolls or nested is None else {s: len(n) for s, n in self.read_lengths.items()},
+            varied=frozenset() if self.unrolls else frozenset(self.varied),
+            loops={} if self.unrolls or nested is None else nested.loops,
+            in_rounds=nested is not None and nested.in_rounds and origin_of(self.function) is not None,
         )
+
+    def learn_loops(self, fixed: Mapping[SourcePlace, Set[tuple[object, ...]]], broke: GraphBreak | None) -> None:
+        """A capture guards the number of rounds of these: no further one is to do so for another number.
+
+        broke: where the graph ends.
+        """
+        if self.nested is not None:
+            for place, numbers in fixed.items():
+                self.nested.loops.setdefault(place, set()).update(numbers)
+            self.nested.in_rounds |= broke is not None and broke.reason == "loop_of_each_length"
+
+    def learn_varied(self, places: Iterable[tuple[int, ...]]) -> None:
+        """What varies of the state that this continuation is handed, by its place there, and there, ...: numbers, and
+        what a loop goes through."""
+        if not places:
+            return
+        state = Argument(0, parameter_name(0, self.function.__code__.co_varnames[0]))
+        for place in places:
+            source: Source = functools.reduce(Item, place, state)  # type: ignore[arg-type]
+            self.changed.add(source)
+            self.varied.add(source)
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:
         """Dumps a stage, where that is asked for."""
@@ -470,21 +493,23 @@ class Nested:
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments  # of a `Function`, behind the function itself
         self.parts: list[Function] = []
-        self.resumes: dict[tuple[object, ...], object] = {}
+        self.resumes: dict[tuple[object, ...], tuple[object, Function | None]] = {}
         self._answered: Counter[types.CodeType] = Counter()  # functions of it that have callables of their own
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
+        self.loops: dict[SourcePlace, set[tuple[object, ...]]] = {}  # those whose number of rounds is guarded
+        self.in_rounds = False  # a graph ends at a loop's head, for each number of rounds
         self.finds_layers = False  # a module's call runs as it is: torch's layers are part of the program, too
 
     def leave_alone(self, function: types.FunctionType) -> None:
         """Functions of this code run as they are."""
         self._plain.add(function.__code__)
 
-    def part(self, function: types.FunctionType, found: bool = False) -> CompiledCallable:
+    def part(self, function: types.FunctionType, found: bool = False) -> Function:
         """A function that is captured on its own: one that is called for real, or a continuation."""
         part = Function(function, *self.arguments, nested=self, found=found)
         self.parts.append(part)
-        return part.callable()
+        return part
 
     def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
         """The frame hook's answer: a callable, None (the function runs as it is), False (so does all that it calls).
@@ -519,7 +544,7 @@ class Nested:
             ledger.add(event)
             _log.warning("%s", event)
             return None
-        return self.part(function, found=True)
+        return self.part(function, found=True).callable()
 
     def _one_more(self, code: types.CodeType) -> bool:
         """Whether another function of the code may have a callable of its own: the hook keeps them all."""
@@ -559,7 +584,6 @@ def _is_layer(code: types.CodeType) -> bool:
 
 _MOST_ALIKE = 8  # times the limit of versions: functions of one code that are found where calls run for real
 _MOST_OUTGROWN = 3  # times the limit of versions
-_VERSIONS_BY_LENGTH = 3  # of a function, for different lengths of one list
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})

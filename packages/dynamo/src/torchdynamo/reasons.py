@@ -63,9 +63,18 @@ _TABLE = (
     ),
     Reason(
         "list_of_each_length",
-        "the program reads a list that had another length in every version so far: it is read behind the graph, so that"
-        " the next length needs no further version",
+        "the program reads a list, a tuple or a dict that had another length in every version so far, or an item by a"
+        " number or a text that each round of a loop has another of: it is read behind the graph, so that the next one"
+        " needs no further version",
         "keep what is in the list in a tensor, or read the list outside of the compiled function",
+    ),
+    Reason(
+        "loop_of_each_length",
+        "a loop (over a list, a tuple, a dict, a range or rows, or as long as a number says) had another number of"
+        " rounds in each version so far: from now on a round is a graph of its own, with code that all rounds share, so"
+        " that the next number of rounds needs no further version",
+        "keep what is looped over in one tensor, or the number of rounds the same; fullgraph=True keeps all rounds in"
+        " one graph, with a version for each number of them up to recompile_limit",
     ),
     Reason(
         "operator_without_meta",
@@ -251,6 +260,7 @@ _TABLE = (
 )
 
 REASONS = kinds(*_TABLE)
+OF_EACH_LENGTH = frozenset({"list_of_each_length", "loop_of_each_length"})  # in the place of a version for each
 
 
 class BreakGraph(Escape):

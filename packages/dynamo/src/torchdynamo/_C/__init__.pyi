@@ -29,15 +29,22 @@ class GuardTree:
         """Index of the first guard that fails; None when all hold; len(guards) + i when input i cannot be read."""
 
 class Entry:
-    """One compiled version: `code(inputs, *flat)`, or `code(inputs, closure, *flat)` when `takes_closure`."""
+    """One compiled version: `code(inputs, *flat)`, or `code(inputs, closure, *flat)` when `takes_closure`. One that
+    `comes_last` is asked when no other one fits."""
 
     tree: GuardTree | None
     code: Callable[..., Any]
     info: Any
     hits: int
     takes_closure: bool
+    comes_last: bool
     def __new__(
-        cls, tree: GuardTree | None, code: Callable[..., Any], info: Any = None, takes_closure: bool = False
+        cls,
+        tree: GuardTree | None,
+        code: Callable[..., Any],
+        info: Any = None,
+        takes_closure: bool = False,
+        comes_last: bool = False,
     ) -> Entry: ...
 
 class CompiledCallable:

@@ -12,7 +12,6 @@ from torchdynamo.interpreter.decode import DecodedCode
 _LOOK_AT_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "_getframe", "currentframe", "stack"})
 _LOOK_WHERE_CALLED = frozenset({"locals", "vars", "dir", "super"})
 _CALLED_WITHOUT = ([("CALL", 0)], [("PRECALL", 0), ("CALL", 0)])  # what follows the load of a function, by version
-_LEAVES = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
 def live_slots(decoded: DecodedCode, index: int, names: tuple[str, ...]) -> frozenset[int]:
@@ -59,7 +58,7 @@ def _analyse(decoded: DecodedCode, looks: Sequence[int]) -> list[int]:
     if decoded.live is not None:
         return decoded.live
     count = len(decoded.opcodes)
-    following = [_successors(decoded, index) for index in range(count)]
+    following = [decoded.following(index) for index in range(count)]
     effects = [_effect(dis.opname[op], decoded.arguments[index]) for index, op in enumerate(decoded.opcodes)]
     for index in looks:
         effects[index] = (1 << len(decoded.local_names)) - 1, 0
@@ -81,16 +80,6 @@ def _analyse(decoded: DecodedCode, looks: Sequence[int]) -> list[int]:
                 changed = True
     decoded.live = live
     return live
-
-
-def _successors(decoded: DecodedCode, index: int) -> list[int]:
-    name = dis.opname[decoded.opcodes[index]]
-    if name in _LEAVES:
-        return []
-    found = [] if name.startswith("JUMP_") and "IF" not in name else [index + 1]
-    if decoded.opcodes[index] in dis.hasjrel or decoded.opcodes[index] in dis.hasjabs:
-        found.append(decoded.program[index].operand)
-    return found
 
 
 def _effect(name: str, argument: int) -> tuple[int, int]:

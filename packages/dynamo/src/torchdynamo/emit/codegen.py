@@ -47,6 +47,7 @@ from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.iterators import (
     LocalIterator,
     MappingIterator,
+    Rounds,
 )
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, External
@@ -181,7 +182,8 @@ class Codegen:
             return self._run_time_text(obj)
         known = self.externals.lookup(obj)
         if known is not None:
-            return self.load(known.source)
+            handed_over = type(obj) is Rounds and not self.keep_iterators
+            return f"{self.load(known.source)}.iterator" if handed_over else self.load(known.source)
         if kind is fractions.Fraction:  # the one constant whose parts are the program's numbers
             return self.pin(fractions.Fraction(self._settled(obj.numerator), self._settled(obj.denominator)))
         if (kind in CONSTANT_TYPES and kind is not torch.Size) or numpy_values.is_scalar(obj):
@@ -267,6 +269,12 @@ class Codegen:
         for name in sorted(symbols):
             self.symbol(name)
         return f"({expr})" if symbols else str(expr)
+
+    def condition(self, truth: torch.SymBool) -> str:
+        """What a loop asks of numbers in each of its rounds, as an expression over symbols that are loaded."""
+        for name in sorted(truth.node.expr.symbols()):
+            self.symbol(name)
+        return f"({truth.node.expr})"
 
     def symbol(self, name: str) -> str:
         """A variable that holds a symbol's number, read or computed before the graph runs."""

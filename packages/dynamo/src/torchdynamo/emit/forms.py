@@ -36,12 +36,16 @@ from torchdynamo.interpreter.iterators import (
     MapIterator,
     MappingIterator,
     ReversedIterator,
+    Rounds,
     SequenceIterator,
+    Start,
     Trampoline,
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside.externals import ATOMS, ITERATOR_FIELDS
+from torchdynamo.outside.growing_lists import GrowingView, Refusal
+from torchdynamo.outside.loops import OpenRange
 from torchdynamo.reasons import BreakGraph, GivesUp, OutlivesGraph
 from torchdynamo.sources import table_shown
 
@@ -137,6 +141,8 @@ def _slice(code: Codegen, obj: slice) -> str:
 def _bound(code: Codegen, obj: types.MethodType) -> str:
     if isinstance(obj.__self__, FakeTensor):  # the fake's own method stands for the tensor's of that name
         return code.named(obj, f"{code.value(obj.__self__)}.{obj.__func__.__name__}")
+    if isinstance(obj.__func__, Refusal):
+        return code.named(obj, f"{code.value(obj.__self__)}.{obj.__func__.name}")
     function, native = obj.__func__, None
     if isinstance(obj.__self__, InterpretedGenerator):  # behind a break it is Python's own
         native = _NATIVE_METHODS.get(function)
@@ -278,11 +284,16 @@ def _match(code: Codegen, obj: re.Match[str] | re.Match[bytes]) -> str:
 def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
     """The interpreter's iterator: as it is for a part of the program that goes on, else CPython's."""
     kind = type(obj)
-    fields = ITERATOR_FIELDS.get(kind)
+    fields = () if kind is Rounds else ITERATOR_FIELDS.get(kind)
     if fields is None:
         raise BreakGraph("rebuild", f"an iterator of kind {kind.__name__}")
     if not code.keep_iterators:
         return _native_iterator(code, obj)
+    rounds = _rounds_of(obj)
+    if rounds is not None:
+        name = _native_iterator(code, obj)
+        code.build.append(f"{name} = {code.pin(Rounds)}({name}, {rounds.over!r})")
+        return name
     if isinstance(obj, MappingIterator):
         return code.named(obj, f"{code.pin(kind)}({code.value(obj.container)}, {obj.view!r}, {obj.consumed})")
     name = code.named(obj, f"object.__new__({code.pin(kind)})")
@@ -296,8 +307,22 @@ def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
     return name
 
 
+def _rounds_of(obj: object) -> Rounds | None:
+    """What an iterator that CPython can go on with has each of its items from, where that is advanced for real."""
+    match obj:
+        case Rounds():
+            return obj
+        case MapIterator() | ZipIterator():
+            return next((found for part in obj.iterators if (found := _rounds_of(part)) is not None), None)
+        case EnumerateIterator() | FilterIterator(keep=True):
+            return _rounds_of(obj.iterator)
+    return None
+
+
 def _native_iterator(code: Codegen, obj: object) -> str:
     match obj:
+        case Rounds(iterator=Start(begin=begin, iterable=iterable)):
+            name = code.named(obj, f"{begin.__name__}({code.value(iterable)})")
         case SequenceIterator(index=index):
             name = code.named(obj, f"iter({code.value(obj.sequence)})")
             code.build.append(f"{name}.__setstate__({index if index >= 0 else len(obj.sequence)})")
@@ -443,6 +468,8 @@ FORMS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (tuple(_VIEWS), _view),
     (types.MappingProxyType, _proxy),
     (LocalIterator, _local_iterator),
+    (OpenRange, lambda code, obj: code.named(obj, f"range({code.items(obj.numbers)})")),
+    (GrowingView, lambda code, obj: code.named(obj, f"{code.value(obj.table)}.{obj.name}()")),
     (Array, _array_value),
     (ArrayMethod, _array_method),
     (InterpreterObject, _generator),

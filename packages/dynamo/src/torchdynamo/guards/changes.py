@@ -10,13 +10,18 @@ import torch
 from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
-from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, base_of, resolve
+from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, base_of, own_keys, resolve
 
-_KINDS_READ = frozenset({GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
+_KINDS_READ = frozenset(
+    {
+        GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH, GuardKind.DICT_KEYS,
+    }
+)  # fmt: skip
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, strides, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
+    """Sizes, strides, numbers, texts, tuples of constants, lengths, keys and functions that are not those of the
+    version."""
     found: set[Source] = set()
     others: set[Source] = set()  # objects of another kind: to look into them as into the version's runs their own code
     for guard in guards:
@@ -35,7 +40,10 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
             if both and value.__code__ is guard.payload.__code__:
                 found.add(guard.source)  # made anew by each call
         elif guard.kind is GuardKind.LENGTH:
-            if type(value) is list and len(value) != guard.payload:
+            if type(value) in (list, tuple) and len(value) != guard.payload:
+                found.add(guard.source)
+        elif guard.kind is GuardKind.DICT_KEYS:
+            if type(value) is dict and own_keys(value) != guard.payload:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))
@@ -113,6 +121,8 @@ def _is_symbolic(source: Source, scope: Scope) -> bool:
 
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
     """Of a constant that is another one: itself, and the numbers in a tuple or size that are others."""
+    if type(value) is tuple and value and expected == ():
+        yield source
     numbers = type(value) in (int, float) and type(expected) in (int, float)
     alike = type(value) is type(expected) and type(value) in (tuple, torch.Size, *HANDED_ON)
     if not (numbers or alike) or same_constant(value, expected):

@@ -29,6 +29,7 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 _GOES_ELSEWHERE = _HAS_JUMP | {
     code for name, code in dis.opmap.items() if name.startswith(("RETURN_", "YIELD_", "RERAISE"))
 }
+_LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _NOT_RUN_HERE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -69,6 +70,8 @@ class DecodedCode:
     lines: dict[int, int] = field(default_factory=dict)
     live: list[int] | None = None  # slots that are read later, as bits, for each instruction; filled in when asked
     raising: dict[int, bool] = field(default_factory=dict)  # what `raises` has said
+    positions: list[tuple[int | None, ...]] | None = None  # in the source, of each code unit; filled in when asked
+    tests: dict[int, tuple[object, ...]] | None = None  # what `loop_tests` has found
 
     def handler(self, offset: int) -> ExceptionEntry | None:
         """Where an exception raised at `offset` goes."""
@@ -81,6 +84,15 @@ class DecodedCode:
             ends = (op for op in self.opcodes[index:] if op == _RAISE or op in _GOES_ELSEWHERE)
             known = self.raising[index] = next(ends, None) == _RAISE
         return known
+
+    def following(self, index: int) -> list[int]:
+        """The instructions that may come next, where nothing is raised."""
+        op = self.opcodes[index]
+        name = dis.opname[op]
+        if name in _LEAVES:
+            return []
+        found = [] if name.startswith("JUMP_") and "IF" not in name else [index + 1]
+        return [*found, self.program[index].operand] if op in _HAS_JUMP else found
 
     def line(self, index: int) -> int:
         """The source line of an instruction."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import collections
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torchdynamo.interpreter.protocol import InterpreterObject, World
@@ -224,6 +225,47 @@ class ReversedIterator(_ByIndex):
         self.world, self.sequence, self.index, self.native = world, sequence, length - 1, native
 
 
+class Rounds(LocalIterator):
+    """An iterator of a loop whose number of rounds is another at each call: it is advanced for real, between one round
+    and the next.
+
+    Attributes:
+        iterator: CPython's own; during capture a `Start`, which says what is to be iterated over.
+        over: what the loop is over, for the ledger.
+    """
+
+    __slots__ = ("iterator", "over")
+
+    def __init__(self, iterator: Any, over: str) -> None:
+        self.iterator, self.over = iterator, over
+
+    @property
+    def native(self) -> type:  # type: ignore[override]
+        """That of CPython's own."""
+        return self.iterator.native if isinstance(self.iterator, Start) else type(self.iterator)
+
+    def __next__(self) -> object:
+        return next(self.iterator)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What begins an iterator: `iter` or `reversed`, of what the program iterates over. Whoever advances it is told by
+    `refuse`, which raises, that there is none yet."""
+
+    begin: Callable[[Any], object]
+    iterable: object
+    refuse: Callable[[Start], object]
+
+    def __next__(self) -> object:
+        return self.refuse(self)
+
+    @property
+    def native(self) -> type:
+        """The type of the iterator that it begins."""
+        return type(self.begin(_EMPTY.get(native_type(self.iterable), ())))
+
+
 class InterpretedNext(LocalIterator):
     """An iterator with a Python `__next__`, for C code that consumes it."""
 
@@ -248,6 +290,9 @@ class Trampoline(InterpreterObject):
         return self.world.call(self.fn, args, kwargs)
 
 
+# An empty one of what loops of another number of rounds at each call are over; a tensor's rows are a tuple.
+_EMPTIES: tuple[Any, ...] = ([], {}, range(0), {}.keys(), {}.values(), {}.items())
+_EMPTY = {type(empty): empty for empty in _EMPTIES}
 _SEQUENCES: frozenset[type] = frozenset({list, tuple, range, str, bytes})
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _DICT_VIEWS: dict[type, str] = {

@@ -23,12 +23,16 @@ class ControlOpcodes(FrameState):
     @opcode("POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE")
     def POP_JUMP_IF_TRUE(self, target: int) -> None:
         value = self.stack.pop()
+        if self.world.watches_tests:
+            self.world.at_test(self, value)
         if value is True or (value is not False and self.branches_on(value, target, self.index)):
             self.index = target
 
     @opcode("POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE")
     def POP_JUMP_IF_FALSE(self, target: int) -> None:
         value = self.stack.pop()
+        if self.world.watches_tests:
+            self.world.at_test(self, value)
         if value is False or (value is not True and not self.branches_on(value, self.index, target)):
             self.index = target
 

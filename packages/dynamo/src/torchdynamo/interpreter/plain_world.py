@@ -36,6 +36,11 @@ class PlainWorld(World):
 
     interpreter: InterpreterApi
 
+    watches_tests = False
+
+    def at_test(self, frame: Any, value: object) -> None:
+        """Nothing depends on where a truth is asked for."""
+
     # -- names ------------------------------------------------------------------------------
 
     def load_global(self, fn: types.FunctionType, name: str) -> object:

@@ -157,6 +157,7 @@ class World(Protocol):
     """Decides what happens when the program touches something."""
 
     interpreter: InterpreterApi
+    watches_tests: bool  # whether `at_test` is told of truths that are known, too
 
     # names
     def load_global(self, fn: types.FunctionType, name: str) -> object:
@@ -167,6 +168,9 @@ class World(Protocol):
 
     def delete_global(self, fn: types.FunctionType, name: str) -> None:
         """Deletes a global. Raises NameError."""
+
+    def at_test(self, frame: Any, value: object) -> None:
+        """A conditional jump of the frame is about to ask for the truth of a value."""
 
     def make_cell(self, cell: types.CellType) -> types.CellType:
         """Tells of a cell that the program makes; gives the one to use."""

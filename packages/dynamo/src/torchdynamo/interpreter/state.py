@@ -118,6 +118,7 @@ class FrameState:
 
     def branches_on(self, value: object, if_true: int, if_false: int) -> bool:
         """The truth of a value that decides which of two instructions comes next."""
+        self.world.at_test(self, value)
         decoded = self.decoded
         raises = decoded.raises(if_true)
         if raises is decoded.raises(if_false):

@@ -179,7 +179,8 @@ class KeptCall:
 def _is_plain_call(state: Function) -> bool:
     """Whether nothing but the program and its arguments has a say in how the call is captured."""
     learnt = (state.changed, state.fixed, state.shared, state.unread, state.plain_texts, state.read_lengths)
-    switched = state.breaks_at_data or state.asks_data or state.guards_floats or state.lazy
+    switched = state.breaks_at_data or state.asks_data or state.guards_floats or state.lazy or state.unrolls
+    switched = switched or (state.nested is not None and bool(state.nested.loops))
     talks = dist.is_available() and dist.is_initialized()
     marked = marks_objects() or region().errors is not None
     modes = torch._C._len_torch_function_stack()

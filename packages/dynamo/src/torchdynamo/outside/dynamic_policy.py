@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from primtorch.schemas import UserFrame
+from torchdynamo.outside.loops import KnownLoops
 from torchdynamo.size_marks import SizeKind, size_marks
 from torchdynamo.sources import Source, TensorSize, TensorStride
 
@@ -30,7 +32,10 @@ class DynamicPolicy:
         unread: the user's stacks where a number is not taken out of a tensor, but read behind a break.
         sizes: where one that is taken is a size.
         plain_texts: where a text is made of the values of its numbers, not at each call.
-        read_whole: lists for whose lengths there are versions enough: reading one of another length ends the graph.
+        read_whole: for how many lengths of a list, a tuple or a dict there is a version.
+        varied: what of the kind is handed on by a part of the program that has ended for any length.
+        loops: those whose number of rounds is guarded in a version.
+        in_rounds: the function is the rest of another one, behind a break, where loops go round by round.
         guards_floats: C code that needs a float gets it guarded: no break would do.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
@@ -47,7 +52,10 @@ class DynamicPolicy:
     sizes: frozenset[tuple[UserFrame, ...]] = frozenset()
     plain_texts: frozenset[tuple[UserFrame, ...]] = frozenset()
     guards_floats: bool = False
-    read_whole: frozenset[Source] = frozenset()
+    read_whole: Mapping[Source, int] = field(default_factory=dict)
+    varied: frozenset[Source] = frozenset()
+    loops: KnownLoops = field(default_factory=dict)
+    in_rounds: bool = False
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         """The dims of an input whose sizes become symbols."""

@@ -42,11 +42,13 @@ from torchdynamo.interpreter.iterators import (
     MapIterator,
     MappingIterator,
     ReversedIterator,
+    Rounds,
     SequenceIterator,
     ZipIterator,
 )
-from torchdynamo.outside.growing_lists import GrowingList
+from torchdynamo.outside.growing_lists import Ends, GrowingDict, GrowingList, GrowingTuple
 from torchdynamo.outside.guard_set import GuardSet
+from torchdynamo.outside.loops import OpenRange
 from torchdynamo.reasons import BreakGraph, Uninitialized
 from torchdynamo.schemas import GuardKind, TensorGuard
 from torchdynamo.sources import (
@@ -139,8 +141,8 @@ class TensorInputs(Protocol):
     def grows(self, source: Source) -> bool:
         """Whether the list there was of another length at every call."""
 
-    def breaks_at(self, source: Source) -> bool:
-        """Whether reading the list there at another length ends the graph."""
+    def ends_at(self, source: Source, value: object) -> Ends:
+        """What of a container there ends the graph, at another length."""
 
     def changes(self, source: Source) -> bool:
         """Whether something at or beneath the source differed between calls."""
@@ -214,7 +216,7 @@ class Externals:
         if kind in HANDED_ON:
             return self.inputs.text(value, source)
         if (kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES)) and not (
-            kind is torch.Size and self.inputs.changes(source)
+            kind in (torch.Size, range) and self.inputs.changes(source)
         ):
             self.guard(source, GuardKind.EQUALS, value)
             return value
@@ -393,11 +395,11 @@ class Externals:
 
     def _iterator(self, value: LocalIterator, kind: type, source: Source) -> object:
         """An iterator of an earlier part of the program: the same state over what stands for its parts."""
-        fields = ITERATOR_FIELDS.get(kind)
+        fields = () if kind is Rounds else ITERATOR_FIELDS.get(kind)
         if fields is None:
             raise BreakGraph("generator", f"{source.expression()} is an iterator that capture cannot take over")
         self.guard(source, GuardKind.TYPE, kind)
-        if self.inputs.steps(source):
+        if not fields or self.inputs.steps(source):
             return self._register(value, source, value).value
         copied: object = object.__new__(kind)
         known = self._shadow_record(value, source, copied)
@@ -423,6 +425,11 @@ class Externals:
         self.guard(source, GuardKind.TYPE, kind)
         if value is self.written_behind:
             raise BreakGraph("ambient_state", "a list that collects warnings, after one was given")
+        if kind in _GROW and self.inputs.grows(source) and not (kind is tuple and value and is_constant(value)):
+            stand_in = _GROW[kind](source, own_length(value), self.inputs.ends_at(source, value))
+            if kind is tuple:
+                return self._register(value, source, stand_in).value
+            return self._shadow(value, source, stand_in, kind())
         if isinstance(value, dict):
             return self._dict(value, kind, source)
         if isinstance(value, (set, frozenset)):
@@ -434,10 +441,6 @@ class Externals:
                 shadow = set.__new__(kind)
                 set.update(shadow, items)
             return self._shadow(value, source, shadow, set(items))
-        if kind is list and self.inputs.grows(source):
-            return self._shadow(
-                value, source, GrowingList(source, list.__len__(value), self.inputs.breaks_at(source)), []
-            )
         self.guard(source, GuardKind.LENGTH, own_length(value))
         if isinstance(value, tuple):
             own = _own_lookup(kind, tuple)
@@ -500,6 +503,9 @@ class Externals:
         known.snapshot = snapshot
         return shadow
 
+
+# What stands for a container that may be of another length at each call.
+_GROW: dict[type, Any] = {list: GrowingList, tuple: GrowingTuple, dict: GrowingDict}
 
 # State of the interpreter's iterators, without the parts that follow from it.
 ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
@@ -652,6 +658,12 @@ def _partial(externals: Externals, value: functools.partial[object], source: Sou
     return functools.partial(function, *args, **keywords)
 
 
+def _range(externals: Externals, value: range, source: Source) -> OpenRange:
+    """One whose numbers are others in each round of a loop."""
+    parts = (externals.wrap(getattr(value, n), Attribute(source, n, native=True)) for n in ("start", "stop", "step"))
+    return OpenRange(tuple(parts))
+
+
 def _shows_no_table(value: object, kind: type) -> bool:
     """Whether this is a proxy of what is no dict, or of a class's own, whose names are read one by one."""
     if kind is not types.MappingProxyType:
@@ -680,6 +692,7 @@ def _own_lookup(kind: Any, base: Any) -> str:
 _REBUILT: dict[type, Callable[[Externals, Any, Source], object]] = {
     types.MethodType: _bound_method,
     slice: _slice,
+    range: _range,
     functools.partial: _partial,
     types.MappingProxyType: _proxy,
     **dict.fromkeys(VIEWS, _view),

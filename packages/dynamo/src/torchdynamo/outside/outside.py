@@ -28,7 +28,7 @@ from torchdynamo.graph.tensor_classes import class_of, remember_class
 from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.iterators import LocalIterator, native_type
+from torchdynamo.interpreter.iterators import LocalIterator, Rounds, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside import modules
 from torchdynamo.outside.absences import EmptySlot
@@ -44,8 +44,9 @@ from torchdynamo.outside.externals import (
     stays_outside,
     tensor_guard,
 )
-from torchdynamo.outside.growing_lists import GrowingList, length_of
+from torchdynamo.outside.growing_lists import Ends, GrowingList, GrowingTuple, length_of
 from torchdynamo.outside.jagged_inputs import JaggedInputs
+from torchdynamo.outside.loops import Loops
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.outside.quantised_inputs import QuantisedInputs
 from torchdynamo.outside.torch_names import TorchNames
@@ -101,6 +102,7 @@ class Outside:
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.floats = FloatsForC(self.shape_env, dynamic.guards_floats, lambda: bool(self.recorder.regions.open))
         self.arrays = ArrayWorld(self.recorder, self.externals.arrays, self.adopt, self.ambient)
+        self.loops = Loops(dynamic.loops, dynamic.in_rounds, self.shape_env, self.length_of, self.externals.lookup)
         self.symbol_sources: dict[str, Source] = {}
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
@@ -129,6 +131,7 @@ class Outside:
         self.overlays.clear()
         self.arrays.release()
         self.shape_env.release()
+        self.loops.release()
         self.mode.release()
         self.recorder.release()
 
@@ -231,8 +234,8 @@ class Outside:
             self._numbers[source] = symbol
         return symbol
 
-    def length_of(self, grown: GrowingList) -> int | torch.SymInt:
-        """The length that a growing list has in this call: what it came with, and what the program has appended."""
+    def length_of(self, grown: GrowingList | GrowingTuple) -> int | torch.SymInt:
+        """The length of what grows in this call: of a list what it came with, and what the program has appended."""
         known = self.externals.lookup(grown)
         assert known is not None
         came_with: Any = self.symbol_at(Reading(grown.source, length_of), length_of(known.original), 0, None)
@@ -259,9 +262,17 @@ class Outside:
         """Whether the list at the source had another length in an earlier call."""
         return source in self.dynamic.changed
 
-    def breaks_at(self, source: Source) -> bool:
-        """Whether what reads the list at the source ends the graph, in place of one more version for its length."""
-        return source in self.dynamic.read_whole
+    def ends_at(self, source: Source, value: Any) -> Ends:
+        """What of a list, a tuple or a dict ends the graph, in the place of one more version for its length."""
+        versions = self.dynamic.read_whole.get(source, 0)
+        if source in self.dynamic.varied or (self.dynamic.in_rounds and versions):
+            return Ends.READS
+        is_dict = type(value) is dict
+        items = value.values() if is_dict else value
+        of_modules = any(isinstance(item, nn.Module) for item in items)  # which no two rounds have in common
+        if versions >= (_VERSIONS_BY_KEYS if is_dict else _VERSIONS_BY_LENGTH) and not (is_dict and of_modules):
+            return Ends.READS
+        return Ends.LOOPS if versions and not of_modules and not all(map(is_constant, items)) else Ends.NOTHING
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols: of a growing list's length, the list."""
@@ -578,6 +589,8 @@ class Outside:
     def refuse_iterator(self, obj: object) -> None:
         """Breaks at the use of an iterator that the program did not make: advancing it would show outside."""
         method = getattr(type(obj), "__next__", None)
+        if type(obj) is Rounds:
+            self.loops.refuse(obj)
         if type(method) is not types.WrapperDescriptorType and not isinstance(obj, LocalIterator):
             return
         known = self.externals.lookup(obj)
@@ -585,6 +598,12 @@ class Outside:
             if isinstance(obj, LocalIterator):
                 raise BreakGraph("loop", "the next round of a loop")
             raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
+
+    def begun(self, obj: object) -> object:
+        """The iterable itself, or what goes over it in its place (`Loops.begun`)."""
+        if type(obj) is not Rounds:
+            self.refuse_iterator(obj)
+        return self.loops.begun(obj)
 
     def refuse_opaque(self, *objects: object) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
@@ -617,8 +636,6 @@ class Outside:
             return class_of(obj) or plain
         if isinstance(obj, InterpreterObject):
             return native_type(obj)
-        if type(obj) is GrowingList:
-            return list
         return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> object:
@@ -736,6 +753,10 @@ class Outside:
 
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
 _UNROLLED_ROUNDS = 2
+# For lengths of a list or a tuple that the program reads, and keys of a dict, in which items are looked up one by one.
+# Of a loop over what is no constant, there is a version for one of them.
+_VERSIONS_BY_LENGTH = 3
+_VERSIONS_BY_KEYS = 5
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
 _OF_THE_CLASS = frozenset({"__class__", "__doc__", "__module__"})
