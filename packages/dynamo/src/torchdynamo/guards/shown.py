@@ -13,7 +13,7 @@ import torch
 _ATOMS = frozenset(
     {
         int, float, complex, bool, type(None), type(Ellipsis), range, torch.dtype, torch.device, torch.Size,
-        torch.layout, torch.memory_format, types.FunctionType, types.BuiltinFunctionType,
+        torch.layout, torch.memory_format,
     }
 )  # fmt: skip
 _BRACKETS: dict[type, tuple[str, str]] = {
@@ -40,6 +40,8 @@ def _text(value: Any, limit: int, depth: int) -> str:
     kind = type(value)
     if kind in _ATOMS or (kind.__module__ == "numpy" and hasattr(value, "itemsize") and not hasattr(value, "__len__")):
         return repr(value)
+    if kind in (types.FunctionType, types.BuiltinFunctionType):
+        return f"<function {value.__qualname__}>"  # without its address, which is another in each process
     if kind in (str, bytes):
         return repr(value[:limit])
     if isinstance(value, torch.Tensor):

@@ -421,11 +421,16 @@ class Externals:
 
     # -- containers -------------------------------------------------------------------------
 
+    def _may_grow(self, value: Any, kind: type, source: Source) -> bool:
+        """Whether an empty one may stand for a list, a tuple or a dict: C code that shows a table would show that."""
+        is_shown = isinstance(source, Reading) and source.read is table_shown
+        return self.inputs.grows(source) and not is_shown and not (kind is tuple and value and is_constant(value))
+
     def _container(self, value: Any, kind: type, source: Source) -> object:
         self.guard(source, GuardKind.TYPE, kind)
         if value is self.written_behind:
             raise BreakGraph("ambient_state", "a list that collects warnings, after one was given")
-        if kind in _GROW and self.inputs.grows(source) and not (kind is tuple and value and is_constant(value)):
+        if kind in _GROW and self._may_grow(value, kind, source):
             stand_in = _GROW[kind](source, own_length(value), self.inputs.ends_at(source, value))
             if kind is tuple:
                 return self._register(value, source, stand_in).value
@@ -673,13 +678,20 @@ def _shows_no_table(value: object, kind: type) -> bool:
 
 
 def _proxy(externals: Externals, value: types.MappingProxyType[object, object], source: Source) -> object:
-    return types.MappingProxyType(externals.wrap(table_shown(value), Reading(source, table_shown)))
+    return types.MappingProxyType(_table_behind(externals, value, source))
 
 
 def _view(externals: Externals, value: object, source: Source) -> object:
     """`d.keys()`, `d.values()` or `d.items()` of what stands for the dict."""
+    return VIEWS[type(value)](_table_behind(externals, value, source))
+
+
+def _table_behind(externals: Externals, value: object, source: Source) -> Any:
+    """What stands for the mapping that a proxy or a view shows, with all that is in it."""
     table = externals.wrap(table_shown(value), Reading(source, table_shown))
-    return VIEWS[type(value)](table)
+    if isinstance(table, GrowingDict):  # which the program has by another name, too
+        raise table.refusal()
+    return table
 
 
 def _own_lookup(kind: Any, base: Any) -> str:
