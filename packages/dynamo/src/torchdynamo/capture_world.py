@@ -234,7 +234,7 @@ class CaptureWorld(PlainWorld):
         kind = type(module)
         if kind.__setattr__ is not modules.PLAIN_SETATTR or isinstance(value, (torch.Tensor, nn.Module)):
             return False
-        if isinstance(getattr(kind, name, None), property) or self.outside.externals.lookup(module) is None:
+        if is_data_descriptor(type(getattr(kind, name, None))) or self.outside.externals.lookup(module) is None:
             return False
         return self.outside.registered(module, name) is MISSING
 

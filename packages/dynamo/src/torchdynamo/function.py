@@ -342,6 +342,7 @@ class Function:
         whole: lists that are read as a whole, also where they grow.
         """
         compiled, nested = self.compiled(), self.nested
+        ends = None if self.unrolls else nested  # where graphs end at loops
         return DynamicPolicy(
             everything=self.options.dynamic is True and symbols,
             changed=frozenset(self.changed - self.fixed - whole),
@@ -355,9 +356,11 @@ class Function:
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
             guards_floats=self.guards_floats,
-            read_whole={} if self.unrolls or nested is None else {s: len(n) for s, n in self.read_lengths.items()},
+            read_whole={}
+            if self.unrolls or nested is None
+            else {s: frozenset(n) for s, n in self.read_lengths.items()},
             varied=frozenset() if self.unrolls else frozenset(self.varied),
-            loops={} if self.unrolls or nested is None else nested.loops,
+            loops={} if ends is None else ends.loops,
             in_rounds=nested is not None and nested.in_rounds and origin_of(self.function) is not None,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,7 @@ class DynamicPolicy:
         unread: the user's stacks where a number is not taken out of a tensor, but read behind a break.
         sizes: where one that is taken is a size.
         plain_texts: where a text is made of the values of its numbers, not at each call.
-        read_whole: for how many lengths of a list, a tuple or a dict there is a version.
+        read_whole: for which lengths of a list, a tuple or a dict there is a version.
         varied: what of the kind is handed on by a part of the program that has ended for any length.
         loops: those whose number of rounds is guarded in a version.
         in_rounds: the function is the rest of another one, behind a break, where loops go round by round.
@@ -52,7 +52,7 @@ class DynamicPolicy:
     sizes: frozenset[tuple[UserFrame, ...]] = frozenset()
     plain_texts: frozenset[tuple[UserFrame, ...]] = frozenset()
     guards_floats: bool = False
-    read_whole: Mapping[Source, int] = field(default_factory=dict)
+    read_whole: Mapping[Source, Set[int]] = field(default_factory=dict)
     varied: frozenset[Source] = frozenset()
     loops: KnownLoops = field(default_factory=dict)
     in_rounds: bool = False

@@ -73,6 +73,7 @@ from torchdynamo.sources import (
     instance_dict,
     is_beneath,
     own_dict,
+    own_length,
 )
 
 
@@ -264,10 +265,13 @@ class Outside:
 
     def ends_at(self, source: Source, value: Any) -> Ends:
         """What of a list, a tuple or a dict ends the graph, in the place of one more version for its length."""
-        versions = self.dynamic.read_whole.get(source, 0)
+        known = self.dynamic.read_whole.get(source, ())
+        versions = len(known)
         if source in self.dynamic.varied or (self.dynamic.in_rounds and versions):
             return Ends.READS
         is_dict = type(value) is dict
+        if not is_dict and own_length(value) in known:
+            return Ends.NOTHING  # something else is new in this call
         items = value.values() if is_dict else value
         of_modules = any(isinstance(item, nn.Module) for item in items)  # which no two rounds have in common
         if versions >= (_VERSIONS_BY_KEYS if is_dict else _VERSIONS_BY_LENGTH) and not (is_dict and of_modules):
