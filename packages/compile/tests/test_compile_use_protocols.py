@@ -65,5 +65,6 @@ def test_as_eager(name: str, backend: str) -> None:
                 assert a == b, title
     assert ours_left == left
     report = torchcompile.report()
-    plain = {"recompiled", "operator_by_reference"}
-    assert report.captured and {event.kind.id for event in report.events} - plain == kinds
+    told_of = {event.kind.id for event in report.events} - {"recompiled", "operator_by_reference"}
+    once = {"library_code"}  # of what torch does at its first use in a process, which another test may have been
+    assert report.captured and told_of <= kinds and told_of - once == kinds - once
