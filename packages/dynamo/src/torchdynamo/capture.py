@@ -254,12 +254,7 @@ def interpret(
         except NumberAsked as error:
             capture.ending = AsksNumber(error.places, error.as_size)
         except TextNeeded as error:
-            if policy.in_rounds and error.origins.sources:  # that of a loop's round
-                broke = BreakGraph("list_of_each_length", "what is found by a text that each round has another of")
-                broke.positions, broke.path = error.positions, error.path
-                capture.ending = _broke(broke, outside)
-            else:
-                capture.ending = AsksText(error.origins)
+            capture.ending = _without_text(error, policy.in_rounds, outside)
         except ItemsVary as error:
             capture.ending = GoesUnread(error.source)
         except ReadWhole as error:
@@ -285,6 +280,15 @@ def interpret(
         now = ((state, state.read(), before) for state, before in zip(ATTENTION, chosen, strict=True))
         capture.attention = tuple((state, value) for state, value, before in now if value != before)
     return capture
+
+
+def _without_text(error: TextNeeded, in_rounds: bool, outside: Outside) -> AsksText | Broke | HasToRaise:
+    """A text is needed where none is known yet: that of a loop's round is another one in the next."""
+    if not in_rounds or not error.origins.sources:
+        return AsksText(error.origins)
+    broke = BreakGraph("list_of_each_length", "what is found by a text that each round has another of")
+    broke.positions, broke.path = error.positions, error.path
+    return _broke(broke, outside)
 
 
 def _broke(error: BreakGraph, outside: Outside) -> Broke | HasToRaise:
