@@ -356,9 +356,7 @@ class Function:
             sizes=frozenset(self.sizes),
             plain_texts=frozenset(self.plain_texts),
             guards_floats=self.guards_floats,
-            read_whole={}
-            if self.unrolls or nested is None
-            else {s: frozenset(n) for s, n in self.read_lengths.items()},
+            read_whole={} if ends is None else {source: frozenset(n) for source, n in self.read_lengths.items()},
             varied=frozenset() if self.unrolls else frozenset(self.varied),
             loops={} if ends is None else ends.loops,
             in_rounds=nested is not None and nested.in_rounds and origin_of(self.function) is not None,
