@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import fx
 
+from primtorch.arguments import TensorLike
 from primtorch.attention import (
     POSITION,
     AttentionParts,
@@ -210,7 +211,7 @@ class _Call:
         data = self.ctx.realize(value)
         return Region(data.buffer, value.shape, data.strides, data.offset)
 
-    def result(self, spec: Any) -> TensorValue:
+    def result(self, spec: TensorLike) -> TensorValue:
         """A result that is yet to be written."""
         return self.ctx.strided(self.ctx.new_buffer(exprs(spec.shape), spec.dtype, self.device, exprs(spec.stride())))
 
@@ -371,7 +372,7 @@ def lowered(
     ctx: Context,
     target: FlexAttention | FlexAttentionDerivative,
     args: tuple[object, ...],
-    metas: Sequence[object],
+    metas: Sequence[TensorLike],
     run_inline: RunInline,
 ) -> tuple[TensorValue, ...]:
     """The results of a call."""
@@ -385,7 +386,7 @@ def lowered(
         ) from error
 
 
-def _forward(call: _Call, metas: Sequence[object]) -> tuple[TensorValue, ...]:
+def _forward(call: _Call, metas: Sequence[TensorLike]) -> tuple[TensorValue, ...]:
     functions = call.functions()
     out, lse = (call.result(meta) for meta in metas)
     template = call.template("forward", (out, lse), functions)
@@ -395,7 +396,7 @@ def _forward(call: _Call, metas: Sequence[object]) -> tuple[TensorValue, ...]:
     return _dense_forward(call, functions, metas)
 
 
-def _dense_forward(call: _Call, functions: _Functions, metas: Sequence[Any]) -> tuple[TensorValue, ...]:
+def _dense_forward(call: _Call, functions: _Functions, metas: Sequence[TensorLike]) -> tuple[TensorValue, ...]:
     ctx, dtype = call.ctx, call.dtype
     scores = call.scores(call.strided(call.query), call.strided(call.key))
     scores = call.stored(call.modified(scores, functions))
@@ -438,7 +439,11 @@ def _dense_forward(call: _Call, functions: _Functions, metas: Sequence[Any]) -> 
 
 
 def _derivative(
-    ctx: Context, target: FlexAttentionDerivative, args: tuple[object, ...], metas: Sequence[Any], run_inline: RunInline
+    ctx: Context,
+    target: FlexAttentionDerivative,
+    args: tuple[object, ...],
+    metas: Sequence[TensorLike],
+    run_inline: RunInline,
 ) -> tuple[TensorValue, ...]:
     given, out, lse, tangent, of_lse = target.split(args)
     call = _Call(ctx, target.forward, target.forward.parts(given), run_inline)
@@ -512,7 +517,7 @@ def _dense_derivative(
     functions: _Functions,
     given: tuple[TensorValue, TensorValue, TensorValue],
     sums: Sequence[TensorValue],
-    metas: Sequence[object],
+    metas: Sequence[TensorLike],
 ) -> list[TensorValue]:
     dtype, shape = call.dtype, call.shape
     tangent, lse, delta = given
@@ -544,7 +549,7 @@ def _dense_derivative(
     by_key = call.product(call.transposed(rows), call.grouped(query))
     by_value = call.product(call.transposed(call.grouped(weights)), call.grouped(tangent))
 
-    def scaled(found: TensorValue, by: float, meta: Any) -> TensorValue:
+    def scaled(found: TensorValue, by: float, meta: TensorLike) -> TensorValue:
         def load(index: Index, ops: Ops) -> int:
             return ops.apply("mul", found.load(index, ops), ops.constant(by, dtype))
 
