@@ -1,5 +1,6 @@
 """For the tests of all packages: none depends on how fast the machine is, and none changes what others see."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,17 @@ from primtorch import ambient
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_search_for_a_test_case() -> Iterator[None]:
+    """At each of its samples and errors torch's operator database looks for a `unittest.TestCase` on the stack, and for
+    the source of every frame there: most of the time of the tests that read it, and these have none."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core"):
+            if name in sys.modules:
+                patch.setattr(sys.modules[name], "extract_test_fn", lambda: None, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,15 +83,24 @@ class Case:
         lse = torch.where(total > 0, total.where(total > 0, 1).log() + highest, -math.inf).squeeze(-1)
         return (out, lse) if self.with_lse else out
 
+    def tangents(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """The random weights of the results, in float64."""
+        draw = torch.Generator().manual_seed(1)
+        return [torch.randn(result.shape, generator=draw, dtype=F64) for result in results]
+
+    def slopes_of_weights(self, results: Sequence[Tensor]) -> Tensor:
+        """What the gradients of the scores are differences of: each weight's own slope, less the mean of its row's."""
+        values = self.inputs(F64)[2].detach()
+        tangent = self.tangents(results)[0]
+        return tangent @ values.repeat_interleave(tangent.shape[1] // values.shape[1], 1).transpose(-2, -1)
+
     def run(self, program: Callable[..., Any], dtype: torch.dtype | None = None) -> list[Tensor]:
         """Results, and the gradients of their sum by random weights."""
         inputs = self.inputs(dtype)
         results = program(*inputs)
         results = list(results) if isinstance(results, tuple) else [results]
-        draw = torch.Generator().manual_seed(1)
         total: Any = 0
-        for result in results:
-            weights = torch.randn(result.shape, generator=draw, dtype=F64)
+        for result, weights in zip(results, self.tangents(results), strict=True):
             total = total + (result.masked_fill(result.isinf(), 0) * weights).sum()
         wanted = [t for t in inputs if t.requires_grad]
         return [*results, *torch.autograd.grad(total, wanted)]
