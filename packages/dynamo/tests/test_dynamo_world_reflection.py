@@ -86,7 +86,7 @@ def classdict(x, o):
     )
 
 
-@case(lambda: [0], breaks=None)
+@case(lambda: [0])
 def localsglobals(x, s):
     a = 1
     s[0] += 1

@@ -12,16 +12,7 @@ from torch import nn
 from .record import PYTHON, Program, maker, part
 
 
-@part(
-    PYTHON,
-    "dataclasses, named tuples, enums",
-    "class",
-    "unsupported_read",
-    "external_write",
-    "c_function",
-    why="the function makes its classes anew at each call, of annotations that are text, which Python looks up in the"
-    " module; instead: make them once, in the module, as programs do",
-)
+@part(PYTHON, "dataclasses, named tuples, enums")
 def records(x: torch.Tensor) -> Any:
     @dataclasses.dataclass
     class State:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import collections
 import contextvars
-import copy
 import dis
-import operator
 import re
 import types
 import warnings
@@ -26,6 +23,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import torch_calls
+from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.jagged import stands_for_one
@@ -75,23 +73,23 @@ class CaptureWorld(PlainWorld):
     # -- names ------------------------------------------------------------------------------
 
     def load_global(self, fn: types.FunctionType, name: str) -> object:
-        value = self.outside.global_get(fn.__globals__, name)
+        value = self.outside.namespaces.get(fn.__globals__, name)
         if value is not MISSING:
             return value
         own = fn.__builtins__  # type: ignore[attr-defined]
         if name in own:
             self.outside.builtins[name] = own[name]
             return own[name]
-        self.outside.absent.append((own, name))
+        self.outside.namespaces.absent.append((own, name))
         raise NameError(f"name {name!r} is not defined", name=name)
 
     def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
-        self.outside.global_set(fn.__globals__, name, value)
+        self.outside.namespaces.set(fn.__globals__, name, value)
 
     def delete_global(self, fn: types.FunctionType, name: str) -> None:
-        if self.outside.global_get(fn.__globals__, name) is MISSING:
+        if self.outside.namespaces.get(fn.__globals__, name) is MISSING:
             raise NameError(f"name {name!r} is not defined", name=name)
-        self.outside.global_delete(fn.__globals__, name)
+        self.outside.namespaces.delete(fn.__globals__, name)
 
     def make_cell(self, cell: types.CellType) -> types.CellType:
         return self.outside.cells.new(cell)
@@ -221,7 +219,7 @@ class CaptureWorld(PlainWorld):
             self._refuse_descriptor(obj, name)
             self.outside.tensor_set(obj, name, value)
         elif isinstance(obj, types.ModuleType):
-            self.outside.global_set(obj.__dict__, name, value)
+            self.outside.namespaces.set(obj.__dict__, name, value)
         elif isinstance(obj, types.CellType) and name == "cell_contents":
             self.store_cell(obj, value)
         elif isinstance(obj, nn.Module) and self._writes_plainly(obj, name, value):
@@ -394,6 +392,8 @@ class CaptureWorld(PlainWorld):
             obj, key = self._current(obj, key)
             if isinstance(obj, Array) or arrays_in(key):
                 return self.outside.arrays.getitem(obj, key)
+        if self.outside.namespaces.holds(obj, key):
+            return self.outside.namespaces.item(obj, key)
         self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
         self.outside.loops.at_item(obj, key)
@@ -411,6 +411,9 @@ class CaptureWorld(PlainWorld):
             if isinstance(obj, Array) or arrays_in((key, value)):
                 self.outside.arrays.setitem(obj, key, value)
                 return
+        if self.outside.namespaces.holds(obj, key):
+            self.outside.namespaces.set(obj, key, value)
+            return
         self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
         self.outside.loops.at_item(obj, key)
@@ -424,6 +427,9 @@ class CaptureWorld(PlainWorld):
         return map(self.outside.arrays.current, values)
 
     def delitem(self, obj: object, key: object) -> None:
+        if self.outside.namespaces.holds(obj, key):
+            self.outside.namespaces.pop(obj, key)
+            return
         self.know_methods(obj, "__delitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -431,6 +437,8 @@ class CaptureWorld(PlainWorld):
         super().delitem(obj, key)
 
     def contains(self, container: object, item: object) -> bool:
+        if self.outside.namespaces.holds(container, item):
+            return self.outside.namespaces.get(container, item) is not MISSING
         self.know_methods(container, "__contains__", "__iter__", "__getitem__")
         self.know_methods(item, "__eq__", "__hash__")
         self.outside.refuse_opaque(container, item)
@@ -461,6 +469,8 @@ class CaptureWorld(PlainWorld):
             except DataDependent as error:  # no handler of the program's is to see it
                 self.outside.recorder.taken.asked(error, as_size=False)
                 raise
+        if self.outside.namespaces.is_one(obj):
+            return True
         if hasattr(type(obj), "__bool__") or hasattr(type(obj), "__len__"):
             self.outside.refuse_opaque(obj)
         return super().truth(obj)
@@ -515,7 +525,7 @@ class CaptureWorld(PlainWorld):
         self.know_methods(a, *methods)
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
-        if isinstance(a, _SETS):
+        if isinstance(a, SETS):
             self.tell_apart(a, b)
         return scalars.binary(op, a, b, BINARY[op][0])
 
@@ -564,7 +574,7 @@ class CaptureWorld(PlainWorld):
             return made
         if type(fn) in _OF_C and not any(fn is one for one in _TAKES_TEXTS) and not self._leaves_with(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
-        names = _ASKED_METHODS.get(id(fn))
+        names = ASKED_METHODS.get(id(fn))
         if names is not None and args:
             if isinstance(args[0], RunTimeText):
                 self.outside.floats.need_texts(fn, args[0])
@@ -606,13 +616,13 @@ class CaptureWorld(PlainWorld):
             note_order(self.outside.externals, args[1])
             args = (args[0], list(cast("Iterable[object]", args[1])))
         made = self.outside.texts.call(fn, args, kwargs)
-        if made is not MISSING:
+        if made is not MISSING or (made := self.outside.namespaces.call(fn, args, kwargs)) is not MISSING:
             return made
-        if not _only_keeps(fn):
+        if not only_keeps(fn):
             looked_at = (arg for arg in (*args, *kwargs.values()) if type(arg) not in MADE_AT_EACH_CALL)
             self.outside.refuse_opaque(*looked_at)
             self._need_words(*args, *kwargs.values())
-        self.tell_apart(*_compared(fn, args))
+        self.tell_apart(*compared(fn, args))
         for argument in args:
             self.outside.refuse_iterator(argument)
         if any(fn is one for one in _NEED_NUMBERS):
@@ -658,11 +668,11 @@ class CaptureWorld(PlainWorld):
         """Whether a C function keeps its arguments as they are, or is a method that leaves the graph with them."""
         owner = fn.__self__ if isinstance(fn, types.BuiltinFunctionType) else None
         outside = owner is not None and not isinstance(owner, (types.ModuleType, type))
-        return _keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
+        return keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
 
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         note_call(self.outside, fn, args)
-        if not _keeps_texts(fn):
+        if not keeps_texts(fn):
             self.outside.floats.need_texts(fn, args, kwargs)
         if not self.outside.shape_env.symbols:
             return note_text(self.outside, super().call_leaf(fn, args, kwargs))
@@ -731,65 +741,12 @@ class CaptureWorld(PlainWorld):
         raise BreakGraph(reason, detail)
 
 
-def _only_keeps(fn: object) -> bool:
-    """A C function that asks no more of its arguments than what they are, or puts them into a container."""
-    if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
-        return True
-    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
-
-
-def _keeps_texts(fn: object) -> bool:
-    """A C function that asks no texts what they are; where it hashes or compares them, they say so themselves."""
-    containers = (list, set, dict, collections.deque)
-    return _only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in containers)
-
-
-def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
-    """Which arguments of a C function are hashed, or compared with each other."""
-    if any(fn is kind for kind in _MADE_OF_KEYS):
-        return args
-    owner = getattr(fn, "__self__", None)
-    if isinstance(owner, dict) or (isinstance(owner, type) and issubclass(owner, dict)):  # a method, or `fromkeys`
-        return args
-    if isinstance(owner, (*_SETS, list, tuple, collections.deque)):
-        return (owner, *args) if isinstance(owner, _SETS) or fn.__name__ in _SEARCHES else ()
-    kind = getattr(fn, "__objclass__", None)
-    if isinstance(kind, type) and args:
-        if issubclass(kind, dict):
-            return args[1:]
-        return args if issubclass(kind, _SETS) or fn.__name__ in _SEARCHES else ()
-    return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
-
-
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _OF_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 # Objects whose methods are capture's own.
 _NOT_OF_THE_PROGRAM = (InterpreterObject, *SYMBOLIC)
-# What built-in functions ask of their argument, by the function's identity.
-_ASKED_METHODS: dict[int, tuple[str, ...]] = {
-    id(function): names
-    for function, *names in (
-        (len, "__len__"), (bool, "__bool__", "__len__"), (int, "__int__", "__index__", "__trunc__"),
-        (float, "__float__", "__index__"), (complex, "__complex__", "__float__", "__index__"), (hash, "__hash__"),
-        (str, "__str__", "__repr__"), (repr, "__repr__"), (format, "__format__", "__str__", "__repr__"),
-        (abs, "__abs__"), (round, "__round__"), (iter, "__iter__", "__getitem__"), (next, "__next__"),
-        (list, "__iter__", "__getitem__"), (tuple, "__iter__", "__getitem__"), (set, "__iter__", "__getitem__"),
-        (dict, "keys", "__iter__", "__getitem__"), (sum, "__iter__"), (min, "__iter__"), (max, "__iter__"),
-        (sorted, "__iter__"), (reversed, "__reversed__", "__len__", "__getitem__"), (divmod, "__divmod__"),
-        (pow, "__pow__"), (callable, "__call__"), (copy.copy, "__copy__", "__reduce_ex__"),
-        (copy.deepcopy, "__deepcopy__", "__reduce_ex__"), (enumerate, "__iter__"), (zip, "__iter__"),
-    )
-}  # fmt: skip
 _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)
-_SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
-_MADE_OF_KEYS: tuple[object, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
-_SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
-_SEARCHING_FUNCTIONS: list[object] = [
-    operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
-    collections._count_elements,  # type: ignore[attr-defined]  # of Counter
-]  # fmt: skip
 _TAKES_TEXTS: list[object] = [print, setattr, warnings.warn]  # by rules that know what is made at each call
-_QUESTIONS_OF_TYPE: list[object] = [isinstance, issubclass, callable, id]
 # A list: the functions asked for may not be hashable. The class of an OSError depends on the number.
 _NEED_NUMBERS: list[object] = [str, repr, ascii, format, hash, OSError]
 

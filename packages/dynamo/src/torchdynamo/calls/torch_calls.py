@@ -66,7 +66,7 @@ NATIVE_FUNCTIONS: frozenset[object] = frozenset(
         inspect.signature, inspect.getfullargspec, inspect.isfunction, inspect.ismethod, inspect.isclass,
         inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction,
         dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
-        typing.cast, copy.Error, warnings.catch_warnings.__init__,
+        typing.cast, typing.ForwardRef.__init__, copy.Error, warnings.catch_warnings.__init__,
         torch.finfo, torch.iinfo,
         FunctionMeta.__init__,  # a class made here takes the next of torch's numbers for them, here as it would there
         *(m for kind in (torch.SymInt, torch.SymFloat, torch.SymBool) for m in vars(kind).values() if callable(m)),

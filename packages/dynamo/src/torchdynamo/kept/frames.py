@@ -271,7 +271,7 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
                 raise
     graph = None if emitted.graph is None else graphs.written(emitted.graph, writer)
     inputs = [writer.source(item.source) for item in emitted.inputs if item.source is not None]
-    absent = list(map(list, dict.fromkeys(map(_absence, outside.absent))))
+    absent = list(map(list, dict.fromkeys(map(_absence, outside.namespaces.absent))))
     own = sorted(_as_python_has(name, value) for name, value in outside.builtins.items())
     return KeptFrame(
         namer.rows, namer.digests, writer.frames, writer.stacks, writer.sources, pins, guards,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from torchdynamo.outside.externals import (
 from torchdynamo.outside.growing_lists import Ends, GrowingList, GrowingTuple, length_of
 from torchdynamo.outside.jagged_inputs import JaggedInputs
 from torchdynamo.outside.loops import Loops
+from torchdynamo.outside.namespaces import Namespaces
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.outside.quantised_inputs import QuantisedInputs
 from torchdynamo.outside.torch_names import TorchNames
@@ -58,7 +58,6 @@ from torchdynamo.sources import (
     Argument,
     Attribute,
     Computed,
-    Global,
     InstanceAttribute,
     InstanceDict,
     Item,
@@ -113,11 +112,11 @@ class Outside:
         self.quantised = QuantisedInputs(self.externals, self.recorder)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self.cells = Cells(function, self.externals, self.overlays)
+        self.namespaces = Namespaces(function, self.externals, self.overlays)
         self.classes = Classes(self.externals, self.overlays, self.ambient)
         self.interpreted: dict[types.CodeType, str] = {}  # called functions' code, and their modules
         self.builtins: dict[str, object] = {}  # that the program has read, by name: without guards
         self.answers: list[tuple[Callable[..., object], tuple[object, ...], object]] = []  # of torch, without guards
-        self.absent: list[tuple[dict[str, object], str]] = []  # names that modules which are taken as fixed lack
         self.emitted = 0  # log records and warnings so far
 
     def release(self) -> None:
@@ -125,7 +124,14 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        held += (self.classes.made, self.classes.found, externals.fixed, self.builtins, self.answers, self.absent)
+        held += (
+            self.classes.made,
+            self.classes.found,
+            externals.fixed,
+            self.builtins,
+            self.answers,
+            self.namespaces.absent,
+        )
         for table in (*held, self.tensors, self.wrappers.parts, self.jagged.rows):
             table.clear()
         self.cells.release()
@@ -339,52 +345,12 @@ class Outside:
         """Slot `index` of the flat argument vector, as the program sees it."""
         return self.externals.wrap(value, Argument(index, name))
 
-    def global_get(self, namespace: dict[str, object], name: str) -> object:
-        """The global `name`, or MISSING where there is none, which is guarded (then the builtins are asked)."""
-        written = self.overlays.read(namespace, name, "global")
-        if written is not MISSING:
-            return MISSING if written is DELETED else written
-        if name not in namespace:
-            if is_trusted_module(str(namespace.get("__name__"))):
-                self.absent.append((namespace, name))
-            else:
-                self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
-            return MISSING
-        return self.externals.wrap(namespace[name], self._global_source(namespace, name))
-
-    def _global_source(self, namespace: dict[str, object], name: str) -> Source:
-        if namespace is self.function.__globals__:
-            return Global(name)
-        module = namespace.get("__name__")
-        owner = sys.modules.get(module) if isinstance(module, str) else None
-        if isinstance(module, str) and owner is not None and owner.__dict__ is namespace:
-            if is_trusted_module(module):  # nobody puts another torch in its place
-                return InstanceAttribute(self.externals.pins.source(owner, module), name)
-            return Global(name, module)
-        return Item(self.externals.pins.source(namespace, "globals"), name)
-
-    def global_set(self, namespace: dict[str, object], name: str, value: object) -> None:
-        """A write of a global, replayed behind the graph."""
-        self._know_namespace(namespace)
-        self.overlays.write(namespace, name, value, "global")
-
-    def global_delete(self, namespace: dict[str, object], name: str) -> None:
-        """A deletion of a global, replayed behind the graph."""
-        self._know_namespace(namespace)
-        self.overlays.write(namespace, name, DELETED, "global")
-
-    def _know_namespace(self, namespace: dict[str, object]) -> None:
-        if self.externals.lookup(namespace) is None:
-            source = self.externals.pins.source(namespace, "globals")
-            known = self.externals._register(namespace, source, namespace)
-            self.externals.opaque[id(namespace)] = known  # it lacks what was written: a look into it is a break
-
     # -- attributes -------------------------------------------------------------------------
 
     def instance_get(self, obj: object, name: str) -> object:
         """`name` in the object's own `__dict__` (no class attribute is asked), or MISSING."""
         if isinstance(obj, types.ModuleType):
-            return self.global_get(obj.__dict__, name)
+            return self.namespaces.get(obj.__dict__, name)
         known = self.externals.lookup(obj)
         if known is None:
             return (own_dict(obj) or {}).get(name, MISSING)
@@ -405,7 +371,7 @@ class Outside:
     def instance_set(self, obj: object, name: str, value: object) -> None:
         """A write to the object's `__dict__`, kept aside for one of the outside. Raises AttributeError without one."""
         if isinstance(obj, types.ModuleType):
-            self.global_set(obj.__dict__, name, value)
+            self.namespaces.set(obj.__dict__, name, value)
             return
         known = self.externals.lookup(obj)
         if known is None:
@@ -423,9 +389,9 @@ class Outside:
     def instance_delete(self, obj: object, name: str) -> None:
         """A deletion from the object's own `__dict__`. Raises AttributeError where the name is not there."""
         if isinstance(obj, types.ModuleType):
-            if self.global_get(obj.__dict__, name) is MISSING:
+            if self.namespaces.get(obj.__dict__, name) is MISSING:
                 raise missing_attribute(obj, name)
-            self.global_delete(obj.__dict__, name)
+            self.namespaces.delete(obj.__dict__, name)
             return
         known = self.externals.lookup(obj)
         if known is None:
@@ -626,7 +592,7 @@ class Outside:
 
     def module_get(self, module: types.ModuleType, name: str) -> object:
         """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
-        return self.global_get(module.__dict__, name)
+        return self.namespaces.get(module.__dict__, name)
 
     # -- tensors ----------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""What functions of C do with their arguments: which methods they call, what they compare, hash or only keep."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import operator
+import types
+from typing import Any
+
+
+def only_keeps(fn: object) -> bool:
+    """A C function that asks no more of its arguments than what they are, or puts them into a container."""
+    if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
+        return True
+    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
+
+
+def keeps_texts(fn: object) -> bool:
+    """A C function that asks no texts what they are; where it hashes or compares them, they say so themselves."""
+    containers = (list, set, dict, collections.deque)
+    return only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in containers)
+
+
+def compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
+    """Which arguments of a C function are hashed, or compared with each other."""
+    if any(fn is kind for kind in _MADE_OF_KEYS):
+        return args
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, dict) or (isinstance(owner, type) and issubclass(owner, dict)):  # a method, or `fromkeys`
+        return args
+    if isinstance(owner, (*SETS, list, tuple, collections.deque)):
+        return (owner, *args) if isinstance(owner, SETS) or fn.__name__ in _SEARCHES else ()
+    kind = getattr(fn, "__objclass__", None)
+    if isinstance(kind, type) and args:
+        if issubclass(kind, dict):
+            return args[1:]
+        return args if issubclass(kind, SETS) or fn.__name__ in _SEARCHES else ()
+    return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
+
+
+# What built-in functions ask of their argument, by the function's identity.
+ASKED_METHODS: dict[int, tuple[str, ...]] = {
+    id(function): names
+    for function, *names in (
+        (len, "__len__"), (bool, "__bool__", "__len__"), (int, "__int__", "__index__", "__trunc__"),
+        (float, "__float__", "__index__"), (complex, "__complex__", "__float__", "__index__"), (hash, "__hash__"),
+        (str, "__str__", "__repr__"), (repr, "__repr__"), (format, "__format__", "__str__", "__repr__"),
+        (abs, "__abs__"), (round, "__round__"), (iter, "__iter__", "__getitem__"), (next, "__next__"),
+        (list, "__iter__", "__getitem__"), (tuple, "__iter__", "__getitem__"), (set, "__iter__", "__getitem__"),
+        (dict, "keys", "__iter__", "__getitem__"), (sum, "__iter__"), (min, "__iter__"), (max, "__iter__"),
+        (sorted, "__iter__"), (reversed, "__reversed__", "__len__", "__getitem__"), (divmod, "__divmod__"),
+        (pow, "__pow__"), (callable, "__call__"), (copy.copy, "__copy__", "__reduce_ex__"),
+        (copy.deepcopy, "__deepcopy__", "__reduce_ex__"), (enumerate, "__iter__"), (zip, "__iter__"),
+    )
+}  # fmt: skip
+SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
+_MADE_OF_KEYS: tuple[object, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
+_SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
+_SEARCHING_FUNCTIONS: list[object] = [
+    operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
+    collections._count_elements,  # type: ignore[attr-defined]  # of Counter
+]  # fmt: skip
+_QUESTIONS_OF_TYPE: list[object] = [isinstance, issubclass, callable, id]
