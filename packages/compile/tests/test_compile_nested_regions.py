@@ -437,3 +437,95 @@ def test_exported_programs_have_regions(tmp_path: Path) -> None:
     exported = torchcompile.export(model, x)
     torchcompile.save(exported, tmp_path / "program.zip")
     torch.testing.assert_close(torchcompile.load(tmp_path / "program.zip")(x), model(x))
+
+
+# -- regions that the program marks itself, at each call ------------------------------------------
+
+
+def scaled(a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+    return a.sin() * (a if b is None else b)
+
+
+LAYER = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
+
+
+def marked_within(x: torch.Tensor) -> Any:
+    f = region(scaled)
+    return f(x) + f(x * 2, b=x), f.__marked_compile_region_fn__ is scaled
+
+
+def marked_closure(x: torch.Tensor) -> Any:
+    @region
+    def inner(a: torch.Tensor) -> torch.Tensor:
+        return a.cos() * x
+
+    return inner(x) + inner(x + 1)
+
+
+def marked_with_options(x: torch.Tensor) -> Any:
+    @region(max_reuse_entries=2, reuse_hash_fn=lambda a: 1)
+    def inner(a: torch.Tensor) -> torch.Tensor:
+        return a.cos()
+
+    return inner(x) + inner(inner(x))
+
+
+def marked_module(x: torch.Tensor) -> Any:
+    layer = region(LAYER)
+    return layer(layer(x))
+
+
+def marked_twice(x: torch.Tensor) -> Any:
+    f = region(region(scaled))
+    return f(f(x))
+
+
+def marked_in_a_class(x: torch.Tensor) -> Any:
+    class Scaled:
+        @region
+        def run(self, a: torch.Tensor) -> torch.Tensor:
+            return a.tanh()
+
+    return Scaled().run(x) + Scaled().run(x + 1)
+
+
+def marked_under_a_checkpoint(x: torch.Tensor) -> Any:
+    def body(a: torch.Tensor) -> torch.Tensor:
+        f = region(scaled)
+        return f(a) + f(a * 3)
+
+    return checkpoint(body, checkpoint(region(LAYER), x, use_reentrant=False), use_reentrant=False)
+
+
+def marked_around_a_checkpoint(x: torch.Tensor) -> Any:
+    f = region(lambda a: checkpoint(lambda b: region(scaled)(b) * 2, a, use_reentrant=False))
+    return f(x) + f(f(x))
+
+
+def marked_and_returned(x: torch.Tensor) -> Any:
+    return x * 2, region(scaled)
+
+
+MARKED = (
+    marked_within, marked_closure, marked_with_options, marked_module, marked_twice, marked_in_a_class,
+    marked_under_a_checkpoint, marked_around_a_checkpoint, marked_and_returned,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", MARKED, ids=lambda program: program.__name__)
+def test_marked_by_the_program_itself(program: Callable[..., Any]) -> None:
+    """In one graph, with eager's values and gradients, and what the decorator gives is a function as eager's."""
+    compiled = torchcompile.compile(program, backend="aot_eager", fullgraph=True)
+    for rows in (4, 4, 6):
+        found = []
+        for run in (compiled, program):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, WIDTH, requires_grad=True)
+            leaves = pytree.tree_leaves(run(x))
+            total: Any = sum(leaf.sum() for leaf in leaves if isinstance(leaf, torch.Tensor))
+            by = [x, *LAYER.parameters()]
+            functions = [leaf for leaf in leaves if callable(leaf) and not isinstance(leaf, torch.Tensor)]
+            marks = [(f(x.detach()), f.__marked_compile_region_fn__ is scaled) for f in functions]
+            rest = [leaf for leaf in leaves if not callable(leaf)]
+            found.append((torch.autograd.grad(total, by, allow_unused=True), marks, rest))
+        torch.testing.assert_close(*found)

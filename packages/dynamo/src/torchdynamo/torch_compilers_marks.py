@@ -34,6 +34,8 @@ def sizes(tensor: torch.Tensor) -> Iterator[tuple[str, int, int | None, int | No
             yield from ((kind, index, *ranges.get(index, (None, None))) for index in indices)
 
 
+# Attributes that `torch.compiler.nested_compile_region` leaves on the function that it wraps, the same at each call.
+OF_REGIONS = frozenset(f"__marked_compile_region_{name}__" for name in ("config", "max_reuse_entries", "reuse_hash_fn"))
 _INDICES = {
     "static": ("_dynamo_static_indices",),
     "maybe dynamic": ("_dynamo_weak_dynamic_indices",),

@@ -138,6 +138,9 @@ _FUNCTIONS, _NAMED, _MODULES, _PACKAGES, _FILES, _METHODS, _TORCH_NAMES = (
 # Of the packages whose functions are called outside of graphs: modules that wrap a module of this process alone.
 _NO_COLLECTIVES = "torch.distributed.algorithms._checkpoint."
 
+# The decorator `torch.compiler.nested_compile_region`: it wraps a function, and calls none.
+_MARKS_OF_REGIONS = frozenset({"mark_compile_region", "mark_compile_region.<locals>.wrap"})
+
 # Blocks of C++ whose beginning or end changes the ambient state. A device is one too, of which calls know the meaning.
 STATE_BLOCKS: tuple[type, ...] = tuple(
     kind
@@ -172,5 +175,6 @@ def is_higher_order(function: object) -> bool:
     """An operator that takes functions of the program (`torch.cond`, `while_loop`, `associative_scan`), or what calls
     one in the program's stead."""
     if isinstance(function, types.FunctionType):  # torch.cond says of itself that it is of `torch`
-        return str(function.__globals__.get("__name__")).startswith("torch._higher_order_ops")
+        home = str(function.__globals__.get("__name__"))
+        return home.startswith("torch._higher_order_ops") and function.__qualname__ not in _MARKS_OF_REGIONS
     return isinstance(function, torch._ops.HigherOrderOperator)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from torchdynamo.interpreter.protocol import MISSING, Marker
+from torchdynamo.torch_compilers_marks import OF_REGIONS
 
 __all__ = ["DELETED", "MISSING", "Overlays", "Slot"]
 
@@ -31,7 +32,7 @@ class Overlays:
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, str, str], tuple[Slot, object]] = {}
-        self.count = 0  # of writes so far
+        self.count = 0  # of writes so far, without those that mark a function for compilers, once more or not
 
     def read(self, owner: object, name: str, kind: str = "attribute") -> object:
         """The value written, DELETED, or MISSING when the program did not write there."""
@@ -40,7 +41,7 @@ class Overlays:
 
     def write(self, owner: object, name: str, value: object, kind: str = "attribute") -> None:
         """Keeps a write aside; DELETED deletes."""
-        self.count += 1
+        self.count += name not in OF_REGIONS
         key = (id(owner), name, kind)
         slot, before = self._slots.get(key, (Slot(owner, name, kind), MISSING))
         if before is DELETED:
