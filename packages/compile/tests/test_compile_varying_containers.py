@@ -43,6 +43,17 @@ def matched(x: torch.Tensor, p: Any) -> Any:
             return x + a + len(rest)
 
 
+def numbers(items: list[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(range(len(items)))
+
+
+def changed_set(x: torch.Tensor, p: set[int]) -> Any:
+    p.add(100)
+    p.discard(0)
+    p |= {50}
+    return x * len(p), p
+
+
 class Pair(NamedTuple):
     items: list[torch.Tensor]
 
@@ -93,6 +104,34 @@ CASES: dict[str, Case] = {
     "keys": Case(dict, lambda d: d, lambda x, p: (x, list(p), ["b" in p], p.get("b"), p.keys() & {"a"}, p.keys() == {"a"})),
     "changed": Case(dict, dict, lambda x, p: (p.setdefault("q", x), p.pop("a", None), list(p), p.popitem()[0], len(p))),
     "matched": Case(list, lambda d: d, matched),
+    "numbers in a tuple": Case(
+        list, numbers, lambda x, p: (x * sum(p), 2 in p, p[:1], p + (1,), (*p, 0), {p: 1}, p == (0, 1), hash(p), len(p))
+    ),
+    "a tuple of numbers looped over": Case(list, numbers, total),
+    "a tuple for C": Case(list, numbers, lambda x, p: (x.expand(*p, 2), torch.tensor(p), torch.zeros(p))),
+    "a set, asked": Case(
+        list, lambda d: set(numbers(d)),
+        lambda x, p: (x + len(p), 3 in p, 1 not in p, bool(p), sum(p), max(p, default=0), isinstance(p, set), type(p)),
+    ),
+    "a set, looped over": Case(list, lambda d: set(numbers(d)), lambda x, p: (total(x, p), total(x, sorted(p)))),
+    "a set, with others": Case(
+        list, lambda d: set(numbers(d)),
+        lambda x, p: (x, p | {9}, {9} | p, p & {1, 2}, {1, 2} - p, p ^ {1}, p <= {0, 1}, {0, 1} >= p, p == {0, 1}, {*p, 7}),
+    ),
+    "a set, by methods": Case(
+        list, lambda d: set(numbers(d)),
+        lambda x, p: (x, p.union([9]), {1}.union(p), {1}.isdisjoint(p), p.copy(), frozenset(p), list(p), f"{p}"),
+    ),
+    "a set, changed": Case(list, lambda d: set(numbers(d)), changed_set),
+    "a set of texts": Case(list, lambda d: set("abcdefgh"[: len(d)]), lambda x, p: (x * ("b" in p), sorted(p), [*p] == list(p))),
+    "a frozenset": Case(
+        list, lambda d: frozenset(numbers(d)),
+        lambda x, p: (x + len(p), 3 in p, {p: 1}, hash(p) == hash(frozenset(p)), p | {9}, type(p), p == {0, 1}),
+    ),
+    "sets within": Case(
+        list, lambda d: {"a": set(numbers(d)), "b": [frozenset(numbers(d))]}, lambda x, p: (x * (2 in p["a"]), p["b"][0], p)
+    ),
+    "keys that vary": Case(list, lambda d: {len(d): 1.0}, lambda x, p: (x * sum(p.values()), 3 in p, list(p))),
 }  # fmt: skip
 
 
@@ -109,6 +148,8 @@ def plain(value: Any) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         return dict, [(key, plain(item)) for key, item in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return type(value), set(value)
     return (type(value), [*map(plain, value)]) if isinstance(value, (list, tuple)) else value
 
 
@@ -125,3 +166,37 @@ def test_a_container_of_another_length_is_what_it_is(name: str, fullgraph: bool)
     for length in LENGTHS:
         inside, outside = (case.given(made(case.kind, length)) for _ in range(2))
         assert plain(compiled(X, inside)) == plain(case.program(X, outside)), f"length {length}"
+
+
+def _repeated(x: torch.Tensor, items: Any) -> torch.Tensor:
+    return x * sum(items)
+
+
+BOUNDED: dict[str, tuple[Callable[[int], Any], Program]] = {
+    "a tuple's length": (numbers_to := lambda n: tuple(range(n)), lambda x, p: x * len(p)),
+    "a tuple's items": (numbers_to, total),
+    "a tuple's sum": (numbers_to, _repeated),
+    "a tuple's values": (lambda n: (n, n + 1), _repeated),
+    "in a tuple": (numbers_to, lambda x, p: x * (5 in p)),
+    "a set's length": (lambda n: set(range(n)), lambda x, p: x * len(p)),
+    "a set's sum": (lambda n: set(range(n)), _repeated),
+    "in a set": (lambda n: {n, n + 1}, lambda x, p: x * 2 if 3 in p else x),
+    "in a set of texts": (lambda n: {f"name {n}"}, lambda x, p: x * 2 if "name 3" in p else x),
+    "in a frozenset": (lambda n: frozenset((n, n + 1)), lambda x, p: x * (3 in p)),
+    "a dict's other keys": (lambda n: {n: 1.0}, lambda x, p: x * sum(p.values())),
+    "stacked": (lambda n: made(list, n + 1), lambda x, p: x + torch.stack(p).sum(0)),
+    "joined": (lambda n: made(list, n + 1), lambda x, p: x + torch.cat(p).sum(0)),
+    "summed": (lambda n: made(list, n + 1), lambda x, p: x + sum(p)),
+}
+
+
+@pytest.mark.expected_eager("list_of_each_length", "loop_of_each_length")
+@pytest.mark.parametrize("name", BOUNDED)
+def test_twelve_of_them_need_few_captures(name: str) -> None:
+    """And none is refused for the number of versions that there are."""
+    given, program = BOUNDED[name]
+    compiled = torchcompile.compile(program, backend="eager")
+    for n in range(12):
+        torch.testing.assert_close(compiled(X, given(n)), program(X, given(n)), rtol=0, atol=0)
+    counts = collections.Counter(event.kind.id for event in torchcompile.report().events for _ in range(event.count))
+    assert counts["recompiled"] <= 7 and "recompile_limit" not in counts, counts

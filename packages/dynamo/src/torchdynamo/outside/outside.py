@@ -42,6 +42,7 @@ from torchdynamo.outside.externals import (
     is_trusted_module,
     stays_outside,
     tensor_guard,
+    told_by,
 )
 from torchdynamo.outside.growing_lists import Ends, GrowingList, GrowingTuple, length_of
 from torchdynamo.outside.jagged_inputs import JaggedInputs
@@ -72,7 +73,6 @@ from torchdynamo.sources import (
     instance_dict,
     is_beneath,
     own_dict,
-    own_length,
 )
 
 
@@ -270,13 +270,13 @@ class Outside:
         return source in self.dynamic.changed
 
     def ends_at(self, source: Source, value: Any) -> Ends:
-        """What of a list, a tuple or a dict ends the graph, in the place of one more version for its length."""
+        """What of a list, a tuple, a dict or a set ends the graph, in the place of one more version for its length."""
         known = self.dynamic.read_whole.get(source, ())
         versions = len(known)
         if source in self.dynamic.varied or (self.dynamic.in_rounds and versions):
             return Ends.READS
         is_dict = type(value) is dict
-        if not is_dict and own_length(value) in known:
+        if not is_dict and told_by(value) in known:
             return Ends.NOTHING  # something else is new in this call
         items = value.values() if is_dict else value
         of_modules = any(isinstance(item, nn.Module) for item in items)  # which no two rounds have in common
