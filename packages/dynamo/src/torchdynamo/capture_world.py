@@ -23,7 +23,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import torch_calls
-from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps
+from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps, only_puts
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.jagged import stands_for_one
@@ -36,6 +36,7 @@ from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.attributes import bind, is_data_descriptor, missing_attribute
 from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
+from torchdynamo.interpreter.exceptions import Traceback
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Interrupted
 from torchdynamo.outside import imports, modules
@@ -68,6 +69,7 @@ class CaptureWorld(PlainWorld):
         self.outside = outside
         outside.externals.world = self
         self._known_methods: set[tuple[type, str]] = set()
+        self._tracebacks: dict[int, Traceback] = {}  # by the exception's identity
         self.watches_tests = outside.loops.watches
 
     # -- names ------------------------------------------------------------------------------
@@ -136,6 +138,8 @@ class CaptureWorld(PlainWorld):
             return self.outside.tensor_get(obj, name) if value is MISSING else value
         if isinstance(obj, (*SYMBOLIC, RunTimeText)):
             return obj.attribute(name) if isinstance(obj, RunTimeText) else scalars.attribute(obj, name)
+        if name == "__class__" and isinstance(obj, InterpreterObject):
+            return self.outside.type_of(obj)
         if type(obj) is TensorSuper:
             return self._behind_class(obj, name)
         if isinstance(obj, types.CellType) and name == "cell_contents":
@@ -146,7 +150,7 @@ class CaptureWorld(PlainWorld):
         self.know_methods(obj, "__getattribute__")
         if isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
             if name == "__traceback__":
-                raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
+                return self._traceback(obj)
             if name == "args":
                 self._need_words(obj)
         if type(obj) is types.ModuleType:
@@ -160,6 +164,14 @@ class CaptureWorld(PlainWorld):
             if self._lacks(obj, name):
                 raise missing_attribute(obj, name)
         return super().getattr(obj, name)
+
+    def _traceback(self, error: BaseException) -> Traceback:
+        detail, ordinal = f"the traceback of a {type(error).__qualname__}", self.interpreter.raises.get(id(error), -1)
+
+        def refuse() -> NoReturn:
+            raise GivesUp(detail, ordinal) if ordinal >= 0 else BreakGraph("exception", detail)
+
+        return self._tracebacks.setdefault(id(error), Traceback(refuse))
 
     def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> object:
         """What a tensor has from a class of the program's, or MISSING."""
@@ -279,6 +291,8 @@ class CaptureWorld(PlainWorld):
         return self.outside.leaf_get(obj, name)
 
     def leaf_setattr(self, obj: object, name: str, value: object) -> None:
+        if name == "__traceback__" and isinstance(value, Traceback):
+            return  # it has that one, or gets it where it is raised for real
         self.outside.leaf_set(obj, name, value)
 
     def leaf_delattr(self, obj: object, name: str) -> None:
@@ -623,7 +637,7 @@ class CaptureWorld(PlainWorld):
             self.outside.refuse_opaque(*looked_at)
             self._need_words(*args, *kwargs.values())
         self.tell_apart(*compared(fn, args))
-        for argument in args:
+        for argument in () if only_puts(fn) else args:
             self.outside.refuse_iterator(argument)
         if any(fn is one for one in _NEED_NUMBERS):
             args = concrete(args)

@@ -13,13 +13,20 @@ def only_keeps(fn: object) -> bool:
     """A C function that asks no more of its arguments than what they are, or puts them into a container."""
     if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
         return True
-    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
+    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, _CONTAINERS)
 
 
 def keeps_texts(fn: object) -> bool:
     """A C function that asks no texts what they are; where it hashes or compares them, they say so themselves."""
-    containers = (list, set, dict, collections.deque)
-    return only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in containers)
+    return only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in _CONTAINERS)
+
+
+def only_puts(fn: Any) -> bool:
+    """A method of a container that keeps what it is given as it is, and goes over none of it."""
+    if not isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType)) or fn.__name__ not in _PUTS:
+        return False
+    owner = fn.__objclass__ if isinstance(fn, types.MethodDescriptorType) else type(fn.__self__)
+    return issubclass(owner, _CONTAINERS)
 
 
 def compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
@@ -54,6 +61,8 @@ ASKED_METHODS: dict[int, tuple[str, ...]] = {
         (copy.deepcopy, "__deepcopy__", "__reduce_ex__"), (enumerate, "__iter__"), (zip, "__iter__"),
     )
 }  # fmt: skip
+_CONTAINERS = (list, set, dict, collections.deque)
+_PUTS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__"})
 SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
 _MADE_OF_KEYS: tuple[object, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
 _SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})

@@ -109,6 +109,8 @@ PURE_C_MODULES: frozenset[str] = frozenset(
 # Functions of other C modules that depend on their arguments alone: text of paths.
 PURE_C_FUNCTIONS: tuple[object, ...] = (
     os.fspath,
+    threading.Lock,
+    type(threading.RLock()),
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
 

@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -28,6 +28,7 @@ from torchdynamo.graph.tensor_classes import hidden_method
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import native_base
 from torchdynamo.interpreter.decode import flat_size
+from torchdynamo.interpreter.exceptions import Traceback
 from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -358,6 +359,11 @@ def _proxy(code: Codegen, obj: object) -> str:
     return code.named(obj, f"{code.pin(types.MappingProxyType)}({code.value(table_shown(obj))})")
 
 
+def _traceback(code: Codegen, obj: Traceback) -> NoReturn:
+    """It is there once the exception is raised for real."""
+    obj.refuse()
+
+
 def _exception(code: Codegen, obj: BaseException) -> str:
     """One that was never raised: the traceback that it would have cannot be made."""
     ordinal = code.raises.get(id(obj), -1)
@@ -470,6 +476,7 @@ FORMS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (LocalIterator, _local_iterator),
     (OpenRange, lambda code, obj: code.named(obj, f"range({code.items(obj.numbers)})")),
     (GrowingView, lambda code, obj: code.named(obj, f"{code.value(obj.table)}.{obj.name}()")),
+    (Traceback, _traceback),
     (Array, _array_value),
     (ArrayMethod, _array_method),
     (InterpreterObject, _generator),

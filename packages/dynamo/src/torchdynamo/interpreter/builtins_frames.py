@@ -8,6 +8,7 @@ import types
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
 from torchdynamo.interpreter.builtins_attributes import call_getattr
+from torchdynamo.interpreter.exceptions import Traceback
 from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterObject, Kwargs, World
 
 RULES = Rules()
@@ -48,6 +49,13 @@ def call_dir(world: World, args: Args, kwargs: Kwargs) -> object:
 def call_exc_info(world: World, args: Args, kwargs: Kwargs) -> object:
     error = world.interpreter.handled_exception()
     return (None, None, None) if error is None else (type(error), error, world.getattr(error, "__traceback__"))
+
+
+@RULES.interprets(BaseException.with_traceback)
+def call_with_traceback(world: World, args: Args, kwargs: Kwargs) -> object:
+    if len(args) == 2 and not kwargs and isinstance(args[1], Traceback):
+        return args[0]  # which gets what it has come by where it is raised for real
+    return world.call_leaf(BaseException.with_traceback, args, kwargs)
 
 
 @RULES.interprets(sys.exception)

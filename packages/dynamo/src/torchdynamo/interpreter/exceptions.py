@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
-from torchdynamo.interpreter.protocol import MISSING, World
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
 FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of capture
+
+
+class Traceback(InterpreterObject):
+    """The way that an exception has come, which only a real raise tells. The program may hand it on.
+
+    Args:
+        refuse: raises what is to be raised where the program looks into it.
+    """
+
+    native = types.TracebackType
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        self.refuse = refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.refuse()
 
 
 def exception_to_raise(world: World, raised: object, cause: object = MISSING) -> BaseException:

@@ -223,4 +223,4 @@ def _thrown(kind: object, value: object, traceback: types.TracebackType | None) 
     else:
         name = type(kind).__name__
         raise TypeError(f"exceptions must be classes or instances deriving from BaseException, not {name}")
-    return error if traceback is None else error.with_traceback(traceback)
+    return error.with_traceback(traceback) if isinstance(traceback, types.TracebackType) else error

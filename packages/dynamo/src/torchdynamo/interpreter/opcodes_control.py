@@ -258,5 +258,5 @@ class ControlOpcodes(FrameState):
     @opcode()
     def WITH_EXCEPT_START(self, _: int) -> None:
         error = self.stack[-1]
-        arguments = (type(error), error, error.__traceback__)
+        arguments = (type(error), error, self.world.getattr(error, "__traceback__"))
         self.stack.append(self.world.call(self.stack[-4], arguments, {}))
