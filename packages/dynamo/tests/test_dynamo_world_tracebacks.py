@@ -18,6 +18,11 @@ from world_cases import Case, case, cases_of, check
 import torchdynamo
 
 
+class Indexed:
+    def __getitem__(self, index: int) -> int:
+        return [1, 2][index]
+
+
 class Swallows:
     """Notes what its exit is given."""
 
@@ -135,6 +140,7 @@ def classes_of_iterators(x: torch.Tensor, s: Any) -> Any:
     made = (
         zip([1], [2]), map(abs, [1]), filter(None, [1]), enumerate([1]), iter([1]), iter((1,)), reversed([1]),
         (i for i in [1]), iter({}), iter(range(3)), iter({}.items()),
+        iter(int, 1), iter(Indexed()),
     )  # fmt: skip
     return x + 1, [m.__class__ for m in made], [m.__class__ is type(m) for m in made], [type(m).__name__ for m in made]
 

@@ -101,9 +101,17 @@ class _ByIndex(LocalIterator):
         return value
 
 
+class _Indexed:
+    """What has no other way to be gone over."""
+
+    def __getitem__(self, index: int) -> object:
+        raise IndexError(index)
+
+
 class GetitemIterator(_ByIndex):
     """Over an object that has `__getitem__` only."""
 
+    native = type(iter(_Indexed()))
     __slots__ = ("index", "sequence", "world")
 
     def __init__(self, world: World, sequence: object) -> None:
@@ -115,6 +123,7 @@ class GetitemIterator(_ByIndex):
 class CallableIterator(LocalIterator):
     """`iter(fn, sentinel)`."""
 
+    native = type(iter(int, 1))
     __slots__ = ("done", "fn", "sentinel", "world")
 
     def __init__(self, world: World, fn: object, sentinel: object) -> None:
