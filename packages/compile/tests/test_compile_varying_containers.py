@@ -108,6 +108,18 @@ CASES: dict[str, Case] = {
         list, numbers, lambda x, p: (x * sum(p), 2 in p, p[:1], p + (1,), (*p, 0), {p: 1}, p == (0, 1), hash(p), len(p))
     ),
     "a tuple of numbers looped over": Case(list, numbers, total),
+    "a tuple of numbers in texts": Case(
+        list, numbers, lambda x, p: (x, " ".join(["%d"] * len(p)) % p, f"{p}", str(p), repr([p])),
+    ),
+    "a tuple of numbers beside others": Case(
+        list, numbers, lambda x, p: (x, (0, 1) == p, (0, 1) < p, [(0, 1)] == [p], p in [(0, 1)], p in {(0, 1): 2}, {(0, 1)} == {p}, (0, 1) + p, [*p] == list(p), max(p, (1,))),
+    ),
+    "a tuple of texts": Case(
+        list, lambda d: tuple("abcdefgh"[: len(d)]), lambda x, p: (x, "".join(p), "bc".startswith(p), "b" in p, dict(zip(p, p)), "-".join((*p, "z"))),
+    ),
+    "a tuple of numbers in C": Case(
+        list, numbers, lambda x, p: (x, torch.ones(9, 9, 9, 9, 9, 9, 9, 9)[p].shape, divmod(*(*p, 1, 1)[:2]), range(*(*p, 1, 1)[:2]), slice(*(*p, 2, 3)[:2]), torch.Size(p), x.new_ones(p).sum()),
+    ),
     "a tuple for C": Case(list, numbers, lambda x, p: (x.expand(*p, 2), torch.tensor(p), torch.zeros(p))),
     "a set, asked": Case(
         list, lambda d: set(numbers(d)),
@@ -117,6 +129,12 @@ CASES: dict[str, Case] = {
     "a set, with others": Case(
         list, lambda d: set(numbers(d)),
         lambda x, p: (x, p | {9}, {9} | p, p & {1, 2}, {1, 2} - p, p ^ {1}, p <= {0, 1}, {0, 1} >= p, p == {0, 1}, {*p, 7}),
+    ),
+    "a set, beside other kinds of sets": Case(
+        list, lambda d: [set(numbers(d)), frozenset(numbers(d))], lambda x, p: [
+            (x, one <= q, q <= one, one == q, q | one, one & q, [q] == [one], q in [one])
+            for q in p for one in ({0, 1}, frozenset((0, 1)), dict.fromkeys((0, 1)).keys())
+        ],
     ),
     "a set, by methods": Case(
         list, lambda d: set(numbers(d)),
@@ -178,11 +196,6 @@ BOUNDED: dict[str, tuple[Callable[[int], Any], Program]] = {
     "a tuple's sum": (numbers_to, _repeated),
     "a tuple's values": (lambda n: (n, n + 1), _repeated),
     "in a tuple": (numbers_to, lambda x, p: x * (5 in p)),
-    "a set's length": (lambda n: set(range(n)), lambda x, p: x * len(p)),
-    "a set's sum": (lambda n: set(range(n)), _repeated),
-    "in a set": (lambda n: {n, n + 1}, lambda x, p: x * 2 if 3 in p else x),
-    "in a set of texts": (lambda n: {f"name {n}"}, lambda x, p: x * 2 if "name 3" in p else x),
-    "in a frozenset": (lambda n: frozenset((n, n + 1)), lambda x, p: x * (3 in p)),
     "a dict's other keys": (lambda n: {n: 1.0}, lambda x, p: x * sum(p.values())),
     "stacked": (lambda n: made(list, n + 1), lambda x, p: x + torch.stack(p).sum(0)),
     "joined": (lambda n: made(list, n + 1), lambda x, p: x + torch.cat(p).sum(0)),

@@ -63,9 +63,9 @@ _TABLE = (
     ),
     Reason(
         "list_of_each_length",
-        "the program reads a list, a tuple or a dict that had another length in every version so far, a set of"
-        " constants that held others, or an item by a number or a text that each round of a loop has another of: it is"
-        " read behind the graph, so that the next one needs no further version",
+        "the program reads a list, a tuple or a dict that had another length in every version so far, or an item by a"
+        " number or a text that each round of a loop has another of: it is read behind the graph, so that the next one"
+        " needs no further version",
         "keep what is in the list in a tensor, or read the list outside of the compiled function",
     ),
     Reason(

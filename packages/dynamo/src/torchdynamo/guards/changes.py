@@ -15,14 +15,13 @@ from torchdynamo.sources import Item, Scope, Source, TensorSize, TensorStride, b
 _KINDS_READ = frozenset(
     {
         GuardKind.TYPE, GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH, GuardKind.DICT_KEYS,
-        GuardKind.SET_ITEMS,
     }
 )  # fmt: skip
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, strides, numbers, texts, tuples and sets of constants, lengths, keys and functions that are not those of
-    the version."""
+    """Sizes, strides, numbers, texts, tuples of constants, lengths, keys and functions that are not those of the
+    version."""
     found: set[Source] = set()
     others: set[Source] = set()  # objects of another kind: to look into them as into the version's runs their own code
     for guard in guards:
@@ -45,9 +44,6 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 found.add(guard.source)
         elif guard.kind is GuardKind.DICT_KEYS:
             if type(value) is dict and own_keys(value) != guard.payload:
-                found.add(guard.source)
-        elif guard.kind is GuardKind.SET_ITEMS:
-            if type(value) in (set, frozenset) and frozenset(value) != guard.payload:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             found.update(_changed_constants(value, guard.payload, guard.source))

@@ -46,7 +46,7 @@ from torchdynamo.interpreter.iterators import (
     SequenceIterator,
     ZipIterator,
 )
-from torchdynamo.outside.growing_lists import Ends, GrowingDict, GrowingFrozenSet, GrowingList, GrowingSet, GrowingTuple
+from torchdynamo.outside.growing_lists import Ends, GrowingDict, GrowingList, GrowingTuple
 from torchdynamo.outside.guard_set import GuardSet
 from torchdynamo.outside.loops import OpenRange
 from torchdynamo.reasons import BreakGraph, Uninitialized
@@ -424,8 +424,7 @@ class Externals:
     def _may_grow(self, value: Any, kind: type, source: Source) -> bool:
         """Whether an empty one may stand for a list, a tuple or a dict: C code that shows a table would show that."""
         is_shown = isinstance(source, Reading) and source.read is table_shown
-        of_objects = kind in (set, frozenset) and not all(map(is_constant, value))
-        return self.inputs.grows(source) and not is_shown and not of_objects
+        return self.inputs.grows(source) and not is_shown
 
     def _container(self, value: Any, kind: type, source: Source) -> object:
         self.guard(source, GuardKind.TYPE, kind)
@@ -433,7 +432,7 @@ class Externals:
             raise BreakGraph("ambient_state", "a list that collects warnings, after one was given")
         if kind in _GROW and self._may_grow(value, kind, source):
             stand_in = _GROW[kind](source, told_by(value), self.inputs.ends_at(source, value))
-            if kind in (tuple, frozenset):
+            if kind is tuple:
                 return self._register(value, source, stand_in).value
             return self._shadow(value, source, stand_in, kind())
         if isinstance(value, dict):
@@ -511,9 +510,9 @@ class Externals:
 
 
 # What stands for a container that may be of another length at each call.
-_GROW: dict[type, Any] = {
-    list: GrowingList, tuple: GrowingTuple, dict: GrowingDict, set: GrowingSet, frozenset: GrowingFrozenSet,
-}  # fmt: skip
+# None stands for a set: a set compares itself with a frozenset, and a dict's keys with both, by what is in the other's
+# memory, whatever the other's class says.
+_GROW: dict[type, Any] = {list: GrowingList, tuple: GrowingTuple, dict: GrowingDict}
 
 # State of the interpreter's iterators, without the parts that follow from it.
 ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
@@ -554,10 +553,10 @@ def is_constant(value: object) -> bool:
 
 
 def told_by(container: Any) -> int:
-    """By what one of several lists, tuples, dicts and sets in one place is known: its length, or what its keys are."""
-    if not isinstance(container, (dict, set, frozenset)):
+    """By what one of several lists, tuples and dicts in one place is known: its length, or what its keys are."""
+    if not isinstance(container, dict):
         return own_length(container)
-    keys = own_keys(container) if isinstance(container, dict) else frozenset(container)
+    keys = own_keys(container)
     return hash(keys) if all(map(is_constant, keys)) else own_length(container)
 
 

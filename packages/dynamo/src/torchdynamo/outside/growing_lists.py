@@ -1,13 +1,12 @@
-"""Lists, tuples, dicts and sets of another length at each call: what the program does with them at any length needs no
-guard on what is in them.
+"""Lists, tuples and dicts of another length at each call: what the program does with them at any length needs no guard
+on what is in them.
 
-Such a one is told by its length (a dict by its keys, a set of constants by what is in it), which differed between
-calls. Capture sees an empty one in its place. A list may be appended to: its contents are then what the program
-appended, by which generated code extends the real one. The length is a number of each call, and what the program asks
-of that is guarded. A program that asks for more is captured again, with all of it read and guarded. Once there is a
-version of that kind, a loop ends the graph at its head (`loops.py`), and so does whatever else asks a list or a tuple
-for more: what is behind it gets it as it is. A dict's items are looked up by their keys, for which a guard is the
-better price.
+Such a one is told by its length (a dict by its keys), which differed between calls. Capture sees an empty one in its
+place. A list may be appended to: its contents are then what the program appended, by which generated code extends the
+real one. The length is a number of each call, and what the program asks of that is guarded. A program that asks for
+more is captured again, with all of it read and guarded. Once there is a version of that kind, a loop ends the graph at
+its head (`loops.py`), and so does whatever else asks a list or a tuple for more: what is behind it gets it as it is.
+A dict's items are looked up by their keys, for which a guard is the better price.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Source, own_length
 
 __all__ = [
-    "GROWING", "Ends", "GrowingDict", "GrowingFrozenSet", "GrowingList", "GrowingSet", "GrowingTuple", "GrowingView",
-    "ItemsVary", "MakesView", "ReadWhole", "Refusal", "length_of", "refuse_growing",
+    "GROWING", "Ends", "GrowingDict", "GrowingList", "GrowingTuple", "GrowingView", "ItemsVary", "MakesView",
+    "ReadWhole", "Refusal", "length_of", "refuse_growing",
 ]  # fmt: skip
 
 
@@ -116,29 +115,6 @@ class GrowingDict(_Growing, dict[object, object]):
         self.source, self.came_with, self.ends = source, came_with, ends
 
 
-class GrowingSet(_Growing, set[object]):
-    """The set at `source`."""
-
-    native = set
-    __slots__ = ("came_with", "ends", "source")
-
-    def __init__(self, source: Source, came_with: int, ends: Ends) -> None:
-        super().__init__()
-        self.source, self.came_with, self.ends = source, came_with, ends
-
-
-class GrowingFrozenSet(_Growing, frozenset[object]):
-    """The frozenset at `source`."""
-
-    native = frozenset
-
-    def __new__(cls, source: Source, came_with: int, ends: Ends) -> GrowingFrozenSet:
-        """An empty one in its place."""
-        made = super().__new__(cls)
-        made.source, made.came_with, made.ends = source, came_with, ends
-        return made
-
-
 class GrowingView(InterpreterObject):
     """`keys()`, `values()` or `items()` of a growing dict, to loop over."""
 
@@ -163,13 +139,11 @@ class MakesView(Refusal):
         return GrowingView(obj, self.name)
 
 
-GROWING = (GrowingList, GrowingTuple, GrowingDict, GrowingSet, GrowingFrozenSet)
+GROWING = (GrowingList, GrowingTuple, GrowingDict)
 # What each answers itself, beside what every object does.
 _ANSWERED: dict[Any, dict[str, object]] = {
     GrowingList: dict.fromkeys(("append", "extend", "__iadd__")),
     GrowingTuple: {},
-    GrowingSet: {},
-    GrowingFrozenSet: {},
     GrowingDict: {name: MakesView(name) for name in ("keys", "values", "items")},
 }
 _OF_OBJECTS = frozenset(vars(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__"}

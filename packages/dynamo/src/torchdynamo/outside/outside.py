@@ -270,7 +270,7 @@ class Outside:
         return source in self.dynamic.changed
 
     def ends_at(self, source: Source, value: Any) -> Ends:
-        """What of a list, a tuple, a dict or a set ends the graph, in the place of one more version for its length."""
+        """What of a list, a tuple or a dict ends the graph, in the place of one more version for its length."""
         known = self.dynamic.read_whole.get(source, ())
         versions = len(known)
         if source in self.dynamic.varied or (self.dynamic.in_rounds and versions):
