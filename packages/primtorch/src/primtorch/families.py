@@ -35,6 +35,7 @@ FAMILIES = (
     "view",
     "shape",
     "creation",
+    "advanced_indexing",
     "indexing",
     "embedding",
     "ragged",

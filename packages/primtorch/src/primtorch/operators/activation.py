@@ -12,7 +12,7 @@ from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
-from primtorch.operators.build import elementwise, strided
+from primtorch.operators.build import as_dense, elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
 from primtorch.operators.refusals import refuse
@@ -217,7 +217,7 @@ OP.rule("hardswish_backward")(pointwise(_hardswish_backward, 2))
 
 @OP.formula("hardtanh")
 def _hardtanh(x: TensorLike, *limits: object) -> TensorSpec:
-    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()))
+    return as_dense(x)
 
 
 OP.rule("hardtanh")(pointwise(lambda x, min_val=-1, max_val=1: x.maximum(min_val).minimum(max_val), 1, exact=True))

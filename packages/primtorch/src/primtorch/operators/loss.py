@@ -12,7 +12,7 @@ from primtorch.builder import Builder, Value
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import dense_like
 from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
-from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
+from primtorch.operators.build import Fresh, as_dense, contiguous, elementwise, refuse_fresh
 from primtorch.operators.refusals import is_empty, refuse, want
 from primtorch.promotion import compute_dtype, result_type
 from primtorch.samples import after, call, integers, listed, reals
@@ -145,8 +145,7 @@ def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None,
 def _bce_backward(
     grad: TensorLike, x: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: int = 1
 ) -> TensorSpec:
-    shape = tuple(x.shape)
-    return strided(x, shape, dense_like(shape, x.stride()))
+    return as_dense(x)
 
 
 @OP.rule("binary_cross_entropy_backward")
