@@ -140,7 +140,7 @@ def _refuse_unless_square(name: str) -> Refusal:
 
 
 for _name in ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "linalg_eig",
-              "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky"):  # fmt: skip
+              "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky", "cholesky_inverse"):  # fmt: skip
     OP.refuses(_name)(_refuse_unless_square(_name))
 
 
@@ -372,6 +372,10 @@ def _batch(a: TensorLike, b: TensorLike) -> tuple[Size, ...]:
 
 @OP.formula("cholesky_solve")
 def _cholesky_solve(b: TensorLike, a: TensorLike, upper: bool = False) -> TensorSpec:
+    refuse(b.dim() < 2, lambda: f"b should have at least 2 dimensions, but has {b.dim()} dimensions instead")
+    refuse(a.dim() < 2, lambda: f"u should have at least 2 dimensions, but has {a.dim()} dimensions instead")
+    _refuse_unless_square("cholesky_solve")(a)
+    refuse(a.shape[-1] != b.shape[-2], lambda: f"Incompatible matrix sizes: {list(a.shape)} and {list(b.shape)}")
     return column_major(b, (*_batch(a, b), *b.shape[-2:]))
 
 

@@ -25,7 +25,7 @@ from primtorch.layout import (
 )
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
-from primtorch.operators.view import select_position, slice_bound, slice_bounds
+from primtorch.operators.view import diagonal, select_position, slice_bound, slice_bounds
 from primtorch.operators.window import laid_out
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
@@ -324,6 +324,11 @@ def _check_part(src: TensorLike, part: Sequence[Size]) -> None:
             "expected src to have a size equal to the slice of self. "
             f"src size = {list(src.shape)}, slice size = {list(part)}"
         )
+
+
+@OP.refuses("diagonal_scatter")
+def _refuse_diagonal(x: TensorLike, src: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    _check_part(src, diagonal(x, offset, dim1, dim2).shape)
 
 
 @OP.formula("diagonal_scatter", "as_strided_scatter")

@@ -501,7 +501,7 @@ def _lower_same(b: Builder, x: Value, *rest: object) -> Value:
 
 
 @OP.formula("diagonal")
-def _diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+def diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
     a, b = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
