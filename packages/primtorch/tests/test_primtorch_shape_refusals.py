@@ -15,7 +15,13 @@ from refusal_calls import Call, as_a_user_calls, differences, drawn, forms, seed
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-OUTSIDE = {}
+OUTSIDE = {
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+        "a kernel that reads statistics beyond their end: `batch_norm`, which calls it, checks them",
+    ),
+    "lu_unpack": "a kernel that reads pivots beyond their end",
+}
 """Operators that a mode does not ask about their sizes, and why."""
 _EACH = 8
 """Changes of a sample in one form."""

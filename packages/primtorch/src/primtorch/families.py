@@ -40,6 +40,7 @@ FAMILIES = (
     "embedding",
     "ragged",
     "window",
+    "patches",
     "resampling",
     "contraction",
     "quantised",

@@ -11,7 +11,7 @@ from primtorch import prims
 from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
-from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, wrap_dim
 from primtorch.operators.build import as_dense, elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
@@ -325,8 +325,13 @@ def _halves(x: Value, dim: int) -> tuple[Value, Value]:
 
 @OP.formula("glu")
 def _glu(x: TensorLike, dim: int = -1) -> TensorSpec:
-    wrapped = dim % x.dim()
+    refuse(x.dim() == 0, "glu does not support 0-dimensional tensors")
+    wrapped = wrap_dim(dim, x.dim())
     shape = list(x.shape)
+    refuse(
+        shape[wrapped] % 2 != 0,
+        lambda: f"Halving dimension must be even, but dimension {wrapped} is size {shape[wrapped]}",
+    )
     shape[wrapped] = shape[wrapped] // 2
     half = TensorSpec(tuple(shape), x.stride(), x.dtype, x.device)
     return elementwise((half, half), x.dtype)

@@ -23,7 +23,7 @@ from primtorch.layout import (
 from primtorch.operators.activation import lower_gelu
 from primtorch.operators.build import contiguous, elementwise, per_dim, strided
 from primtorch.operators.normalization import like
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, listed, reals
@@ -199,6 +199,32 @@ def _refuse_convolution(
     output_padding: Sequence[Size],
     groups: int,
 ) -> None:
+    refuse(groups <= 0, "non-positive groups is not supported")
+    refuse(
+        x.dim() != weight.dim() or x.dim() < 3,
+        lambda: f"Expected {weight.dim()}D input to convolution, but got input of size: {list(x.shape)}",
+    )
+    refuse(
+        weight.shape[0] < groups or weight.shape[0] % groups != 0,
+        lambda: (
+            f"Given groups={groups}, expected weight to be divisible by {groups} and at least {groups} at dimension 0, "
+            f"but got weight of size {list(weight.shape)} instead"
+        ),
+    )
+    inner = weight.shape[1:] if transposed else weight.shape[2:]
+    refuse(any(map(is_empty, inner)), lambda: f"non-empty weight tensor expected, but got: {list(weight.shape)}")
+    refuse(any(extra < 0 for extra in output_padding), "negative output_padding is not supported")
+    refuse(
+        any(map(is_empty, x.shape[2:])) and not any(map(is_empty, x.shape[:2])),
+        lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(x.shape)}",
+    )
+    if transposed and x.device.type == "cpu":
+        rank = x.dim() - 2
+        extents = zip(per_dim(output_padding, rank), per_dim(stride, rank), per_dim(dilation, rank), strict=True)
+        refuse(
+            any(extra >= s and extra >= d for extra, s, d in extents),
+            "output padding must be smaller than either stride or dilation",
+        )
     refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
     refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
     refuse(any(p < 0 for p in padding), "negative padding is not supported")

@@ -14,7 +14,7 @@ from primtorch.layout import broadcast, contiguous_strides, wrap_dim
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.contraction import adjoint, batched_matmul
 from primtorch.operators.elementwise import promoted
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import refuse, refuse_other_shape
 from primtorch.promotion import complex_of, compute_dtype, real_of, result_type
 from primtorch.samples import after, call, listed, matrix, positive, reals
 from primtorch.spec import Size, TensorSpec
@@ -200,6 +200,20 @@ def _lu_unpack(
 @OP.formula("linalg_lu")
 def _lu(a: TensorLike, *, pivot: bool = True) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     return _lu_unpack(a, None, True, pivot)
+
+
+@OP.refuses("linalg_lu_solve")
+def _refuse_lu_solve(
+    lu: TensorLike, pivots: TensorLike, b: TensorLike, *, left: bool = True, adjoint: bool = False
+) -> None:
+    _refuse_unless_square("lu_solve")(lu)
+    refuse(b.dim() < 2, lambda: f"linalg.lu_solve: B must have at least 2 dimensions, but it has {b.dim()}")
+    refuse(
+        lu.shape[-1] != b.shape[-2 if left else -1],
+        lambda: f"linalg.lu_solve: Incompatible shapes of A and B ({list(lu.shape)} and {list(b.shape)})",
+    )
+    refuse(pivots.dim() == 0, "Dimension specified as -1 but tensor has no dimensions", IndexError)
+    refuse_other_shape("pivots", pivots, lu.shape[:-1])
 
 
 @OP.formula("linalg_lu_solve")

@@ -360,8 +360,11 @@ def _grid_sampler_backward(
 _UPSAMPLED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 
 
-@OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)))
+@OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+            "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa?")  # fmt: skip
 def _refuse_upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **options: object) -> None:
+    rank = len(output_size) + 2
+    refuse(x.dim() != rank, lambda: f"It is expected input_size equals to {rank}, but got size {x.dim()}")
     sizes = *x.shape[2:], *output_size
     refuse(any(map(is_empty, sizes)), lambda: f"Input and output sizes should be greater than 0, but got {sizes}")
     refuse(is_empty(x.shape[1]), lambda: f"Non-empty data tensor expected but got a tensor with sizes {list(x.shape)}")

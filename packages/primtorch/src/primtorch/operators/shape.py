@@ -11,7 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, PerDim, TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Formula, Rule, Trait
+from primtorch.families import Family, Formula, Refusal, Rule, Trait
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -24,8 +24,8 @@ from primtorch.layout import (
     wrap_dims,
 )
 from primtorch.operators.build import common_device, contiguous, strided
-from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
-from primtorch.operators.view import diagonal, select_position, slice_bound, slice_bounds
+from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_overflow
+from primtorch.operators.view import diagonal, refuse_strides, select_position, slice_bound, slice_bounds
 from primtorch.operators.window import laid_out
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
@@ -329,6 +329,12 @@ def _check_part(src: TensorLike, part: Sequence[Size]) -> None:
 @OP.refuses("diagonal_scatter")
 def _refuse_diagonal(x: TensorLike, src: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
     _check_part(src, diagonal(x, offset, dim1, dim2).shape)
+
+
+@OP.refuses("as_strided_scatter")
+def _refuse_places(x: TensorLike, src: TensorLike, size: Sequence[Size], stride: Sequence[Size], *rest: Size) -> None:
+    refuse_strides(x, size, stride, *rest)
+    _check_part(src, size)
 
 
 @OP.formula("diagonal_scatter", "as_strided_scatter")
@@ -695,8 +701,28 @@ def _padded(spatial: int) -> Formula:
     return formula
 
 
+def _refuse_padded(spatial: int, reflects: bool) -> Refusal:
+    def check(x: TensorLike, padding: Sequence[Size]) -> None:
+        refuse(len(padding) != 2 * spatial, lambda: f"padding size is expected to be {2 * spatial}")
+        refuse_batch("padding", x, spatial)
+        for i in range(spatial):
+            size, low, high = x.shape[-1 - i], padding[2 * i], padding[2 * i + 1]
+            refuse(
+                reflects and (low >= size or high >= size),
+                lambda: (
+                    f"Padding size should be less than the corresponding input dimension, but got: padding ({low}, "
+                    f"{high}) at dimension {x.dim() - 1 - i} of input {list(x.shape)}"
+                ),
+            )
+            refuse(size + low + high < 1, lambda: f"input of size {size} is too small for padding ({low}, {high})")
+
+    return check
+
+
 for _spatial in (1, 2, 3):
     OP.formula(f"reflection_pad{_spatial}d", f"replication_pad{_spatial}d")(_padded(_spatial))
+    OP.refuses(f"reflection_pad{_spatial}d")(_refuse_padded(_spatial, True))
+    OP.refuses(f"replication_pad{_spatial}d")(_refuse_padded(_spatial, False))
 
 
 @OP.formula("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",

@@ -14,6 +14,7 @@ from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Trait
 from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
+from primtorch.operators.refusals import refuse
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -553,6 +554,17 @@ def _as_strided(
     x: TensorLike, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
 ) -> TensorSpec:
     return view(x, size, stride, storage_offset)
+
+
+@OP.refuses("as_strided", "as_strided_copy")
+def refuse_strides(
+    x: TensorLike, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> None:
+    """Raises RuntimeError for sizes, strides and an offset that are those of no tensor."""
+    refuse(len(size) != len(stride), "mismatch in length of strides and shape")
+    refuse(any(n < 0 for n in size), lambda: f"as_strided: Negative sizes are not supported: {list(size)}")
+    refuse(any(n < 0 for n in stride), lambda: f"as_strided: Negative strides are not supported: {list(stride)}")
+    refuse(storage_offset is not None and storage_offset < 0, lambda: f"invalid storage offset {storage_offset}")
 
 
 @OP.rule("as_strided", "as_strided_copy?")
