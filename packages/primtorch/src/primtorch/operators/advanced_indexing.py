@@ -19,8 +19,9 @@ from primtorch.layout import (
     depends_on_data,
     iterator_strides,
     product,
+    same_shape,
 )
-from primtorch.operators.build import Fresh, as_dense, refuse_fresh, strided
+from primtorch.operators.build import Fresh, as_dense, contiguous, refuse_fresh, strided
 from primtorch.operators.refusals import refuse
 from primtorch.prims.indexing import indexed_shape
 from primtorch.samples import call, integers, listed, reals, truths
@@ -316,7 +317,14 @@ def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, .
 
 @OP.formula("_unsafe_masked_index")
 def _masked_index(x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], fill: Number) -> TensorSpec:
-    return _index(x, indices)
+    out = _index(x, indices)
+    shape = broadcast(tuple(out.shape), tuple(mask.shape))
+    return out if same_shape(shape, out.shape) else contiguous(x, shape)
+
+
+@OP.refuses("_unsafe_masked_index")
+def _refuse_masked_index(x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], fill: Number) -> None:
+    _refuse_indices(x, indices, asks=True)
 
 
 @OP.rule("_unsafe_masked_index")
@@ -333,6 +341,14 @@ def _masked_index_put(
     x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], values: TensorLike
 ) -> TensorSpec:
     return as_dense(x)
+
+
+@OP.refuses("_unsafe_masked_index_put_accumulate")
+def _refuse_masked_index_put(
+    x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], values: TensorLike
+) -> None:
+    kept = contiguous(values, broadcast(tuple(values.shape), tuple(mask.shape)))
+    _refuse_index_put(x, indices, kept, True)
 
 
 @OP.rule("_unsafe_masked_index_put_accumulate")

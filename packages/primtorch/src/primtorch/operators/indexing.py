@@ -79,9 +79,14 @@ def _updated(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return as_dense(x)
 
 
-@OP.refuses("index_fill.int_Scalar")
-def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: Number) -> None:
-    refuse_overflow(value, x.dtype)
+@OP.refuses("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: TensorLike | Number) -> None:
+    wrap_dim(dim, x.dim())
+    refuse(index.dim() > 1, "Index has to be a vector/scalar")
+    if isinstance(value, TENSORS):
+        refuse(value.dim() > 0, lambda: f"index_fill_ only supports a 0-dimensional value tensor, not {value.dim()}")
+    else:
+        refuse_overflow(value, x.dtype)
 
 
 def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
@@ -101,8 +106,12 @@ def _index_select(x: TensorLike, dim: int, index: TensorLike) -> TensorSpec:
 
 @OP.refuses("index_select")
 def _refuse_index_select(x: TensorLike, dim: int, index: TensorLike) -> None:
-    wrap_dim(dim, x.dim())
+    at = wrap_dim(dim, x.dim())
     refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
+    if x.dim() == 0:
+        refuse(index.dim() == 1 and index.shape[0] != 1, "index_select(): Index to scalar can have only 1 value")
+    elif not any(map(is_empty, index.shape)):
+        refuse(is_empty(x.shape[at]), "index_select(): self indexing axis dim should be positive")
     refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
 
 
@@ -164,22 +173,68 @@ def _refuse_scatter(
 
 @OP.refuses("index_add")
 def _refuse_index_add(x: TensorLike, dim: int, index: TensorLike, source: TensorLike, *, alpha: Number = 1) -> None:
+    _refuse_into("index_add_()", x, dim, index, source)
+
+
+@OP.refuses("index_reduce")
+def _refuse_index_reduce(
+    x: TensorLike, dim: int, index: TensorLike, source: TensorLike, reduce: str, *, include_self: bool = True
+) -> None:
+    refuse(reduce not in ("prod", "mean", "amax", "amin"), lambda: f"index_reduce_(): unknown reduction {reduce}")
+    _refuse_into("index_reduce_()", x, dim, index, source)
+
+
+def _count(index: TensorLike) -> Size:
+    """How many places a vector, or a tensor of a single one, gives."""
+    return index.shape[0] if index.dim() else 1
+
+
+def _refuse_into(name: str, x: TensorLike, dim: int, index: TensorLike, source: TensorLike) -> None:
+    """What combining slices of a source with those that a vector of places names refuses."""
     at = wrap_dim(dim, x.dim())
-    refuse(index.dim() > 1, "index_add_(): Index is supposed to be a vector", IndexError)
-    refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
-    if not x.dim() or not source.dim():
-        return
+    refuse(index.dim() > 1, lambda: f"{name}: Index is supposed to be a vector", IndexError)
+    refuse(x.dtype is not source.dtype, lambda: f"{name}: self and source must have the same scalar type")
+    refuse(at > 0 and at >= source.dim(), lambda: f"{name}: Indexing dim {dim} is out of bounds of the source tensor")
     refuse(
-        index.dim() == 1 and index.shape[0] != source.shape[wrap_dim(dim, source.dim())],
-        lambda: f"index_add_(): Number of indices should be equal to source.size(dim), for dim: {dim}",
+        _count(index) != (source.shape[at] if source.dim() else 1),
+        lambda: f"{name}: Number of indices should be equal to source.size(dim), for dim: {dim}",
+        RuntimeError if source.dim() else IndexError,
+    )
+    own, given = list(x.shape), list(source.shape)
+    if own and given:
+        del own[at], given[at]
+    refuse(
+        not same_shape(own, given),
+        lambda: (
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}"
+        ),
+    )
+
+
+@OP.refuses("index_copy")
+def _refuse_index_copy(x: TensorLike, dim: int, index: TensorLike, source: TensorLike) -> None:
+    at = wrap_dim(dim, x.dim())
+    refuse(
+        index.dim() > 1, lambda: f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})", IndexError
     )
     own, given = list(x.shape), list(source.shape)
     refuse(
-        len(own) != len(given) or any(a != b for d, (a, b) in enumerate(zip(own, given, strict=True)) if d != at),
-        lambda: (
-            "source tensor shape must match self tensor shape, excluding the specified dimension. "
-            f"Got self.shape = {own} source.shape = {given}"
-        ),
+        bool(own and given) and len(own) != len(given),
+        "index_copy_(): When source and destination are not scalars, their dimensionality must match",
+        IndexError,
+    )
+    refuse(
+        not given and _count(index) != 1,
+        "index_copy_(): When source is scalar, index should have one element",
+        IndexError,
+    )
+    rest = [part[:at] + part[at + 1 :] for part in (own, given)]
+    refuse(not same_shape(*rest), "index_copy_(): Source/destination tensor must have same slice shapes")
+    refuse(
+        bool(given) and _count(index) != given[at],
+        "index_copy_(): Number of indices should be equal to source.size(dim)",
+        IndexError,
     )
 
 
@@ -228,9 +283,6 @@ def _for_each(b: Builder, x: Value, index: Value, value: Number) -> Value:
 @OP.formula("gather")
 def _gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, x.dim())
-    empty = any(type(size) is int and size == 0 for size in index.shape)
-    if x.dim() != index.dim() and x.dim() and index.dim() and not empty:
-        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     return contiguous(x, index.shape)
 
 
@@ -238,9 +290,12 @@ def _gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = F
 def _refuse_gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> None:
     at = wrap_dim(dim, x.dim())
     _index_dtype("gather", index)
-    if x.dim() != index.dim() or any(is_empty(s) for s in index.shape):
+    if any(is_empty(s) for s in index.shape):
         return
-    for d in range(x.dim()):
+    refuse(
+        max(x.dim(), 1) != max(index.dim(), 1), "Index tensor must have the same number of dimensions as input tensor"
+    )
+    for d in range(x.dim() if x.dim() == index.dim() else 0):
         refuse(
             d != at and index.shape[d] > x.shape[d],
             lambda: (

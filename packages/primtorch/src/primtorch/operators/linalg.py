@@ -364,11 +364,13 @@ def _refuse_ormqr(
     x: TensorLike, tau: TensorLike, other: TensorLike, left: bool = True, transpose: bool = False
 ) -> None:
     refuse(x.dim() < 2 or other.dim() < 2, "torch.ormqr: input and other must have at least 2 dimensions.")
+    refuse_other_shape("the batch of tau", tau, (*x.shape[:-2], *tau.shape[-1:]))
     refuse(
         list(x.shape[:-2]) != list(other.shape[:-2]),
         "torch.ormqr: input and other must have the same batch dimensions.",
     )
     rows = other.shape[-2] if left else other.shape[-1]
+    refuse(rows != x.shape[-2], "torch.ormqr: other must have as many rows, or columns, as input")
     smaller = rows if rows < x.shape[-1] else x.shape[-1]
     refuse(tau.shape[-1] > x.shape[-1] or tau.shape[-1] != smaller, "torch.ormqr: tau.shape[-1] does not fit")
 
@@ -424,6 +426,15 @@ def _solve(a: TensorLike, b: TensorLike, *, left: bool = True, check_errors: boo
     shape = (*a.shape[:-2], a.shape[-1]) if vectors else (*_batch(a, b), *b.shape[-2:])
     x = column_major(a, shape) if left and len(shape) > 1 else contiguous(a, shape)  # a batch of vectors as a matrix
     return x, column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
+
+
+@OP.refuses("triangular_solve")
+def _refuse_triangular_solve(b: TensorLike, a: TensorLike, *args: object, **options: object) -> None:
+    refuse(
+        b.dim() < 2, lambda: f"torch.triangular_solve: Expected b to have at least 2 dimensions, but it has {b.dim()}"
+    )
+    _refuse_unless_square("triangular_solve")(a)
+    refuse(a.shape[-1] != b.shape[-2], lambda: f"Incompatible matrix sizes: {list(a.shape)} and {list(b.shape)}")
 
 
 @OP.formula("triangular_solve")

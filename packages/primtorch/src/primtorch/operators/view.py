@@ -414,6 +414,18 @@ def _lower_select(b: Builder, x: Value, dim: int, index: Size) -> Value:
     return x.select(dim, select_position(index, x.shape[dim], dim))
 
 
+@OP.refuses("split.Tensor", "unsafe_split.Tensor", "split_copy.Tensor")
+def _refuse_split(x: TensorLike, split_size: Size, dim: int = 0) -> None:
+    refuse(x.dim() == 0, "split expects at least a 1-dimensional tensor")
+    refuse(split_size < 0, lambda: f"split expects split_size be non-negative, but got split_size={split_size}")
+    wrap_dim(dim, x.dim())
+
+
+@OP.refuses("split_with_sizes", "split.sizes", "unsafe_split_with_sizes", "split_with_sizes_copy")
+def _refuse_split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> None:
+    refuse(x.dim() == 0, "split expects at least a 1-dimensional tensor")
+
+
 @OP.formula("split_with_sizes", "split.sizes")
 def _split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())

@@ -175,6 +175,19 @@ def _pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: obj
     return laid_out(x, tuple(x.shape))
 
 
+@OP.refuses("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _refuse_max_pool_backward(
+    grad: TensorLike,
+    x: TensorLike,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    *args: object,
+) -> None:
+    _check_window(kernel_size, stride, padding, dilation)
+
+
 @OP.formula("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
 def _pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return by_rows(x, tuple(x.shape))
