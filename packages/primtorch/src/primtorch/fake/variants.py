@@ -37,7 +37,7 @@ RESTRIDING = frozenset(
 )
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
-_WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor"}
+_WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor", "normal": "normal_functional"}
 """In-place overloads that are named otherwise than the functional ones: `pow.Scalar` has a number to the power."""
 
 Find = Callable[[OpOverload], Formula]
@@ -166,6 +166,9 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         if has_trait(Trait.DTYPE_OF_OUT, name) or not any(isinstance(arg, TENSORS) for arg in args):
             results = _moved(results, targets[0])
         if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces
+            expected, given = len(results), len(targets[0])
+            if expected != given:
+                raise RuntimeError(f"{name} expected an out= argument of size {expected}, got size {given}")
             for result, target in zip(results, targets[0], strict=True):
                 _written(result, target)
             return None

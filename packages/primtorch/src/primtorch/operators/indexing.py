@@ -447,6 +447,30 @@ def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Size | 
     return found.to(repeats.dtype)
 
 
+@OP.refuses("take")
+def _refuse_take(x: TensorLike, index: TensorLike) -> None:
+    _refuse_no_places("take()", x, index)
+
+
+def _refuse_no_places(name: str, x: TensorLike, index: TensorLike) -> None:
+    given = not any(map(is_empty, index.shape))
+    refuse(given and any(map(is_empty, x.shape)), lambda: f"{name}: the tensor that is indexed is empty", IndexError)
+
+
+@OP.refuses("put")
+def _refuse_put(x: TensorLike, index: TensorLike, source: TensorLike, accumulate: bool = False) -> None:
+    refuse(x.dtype is not source.dtype, lambda: f"put_(): self and source expected to have the same dtype, {x.dtype}")
+    refuse(
+        source.numel() != index.numel(),
+        lambda: (
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        ),
+        IndexError,
+    )
+    _refuse_no_places("put_()", x, index)
+
+
 @OP.formula("take")
 def _take(x: TensorLike, index: TensorLike) -> TensorSpec:
     return contiguous(x, index.shape)
@@ -512,6 +536,11 @@ def _rank_among_true(b: Builder, mask: Value) -> tuple[Value, Value]:
     """(how many true elements come before each, flat int64; their number)."""
     ones = mask.reshape((mask.numel(),)).to(torch.int64)
     return b.emit(prims.cumsum, ones, 0) - ones, ones.sum((0,))
+
+
+@OP.refuses("nonzero_static")
+def _refuse_nonzero_static(x: TensorLike, *, size: Size, fill_value: int = -1) -> None:
+    refuse(size < 0, "nonzero_static: 'size' must be an non-negative integer")
 
 
 @OP.formula("nonzero_static")

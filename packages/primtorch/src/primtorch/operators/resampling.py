@@ -10,7 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Rule, Trait
+from primtorch.families import Family, Refusal, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.window import by_rows, laid_out, times
 from primtorch.samples import call, reals
@@ -342,6 +342,26 @@ def _lower_affine_grid(b: Builder, theta: Value, size: Sequence[Size], align_cor
 def _grid_sampler(x: TensorLike, grid: TensorLike, *args: object) -> TensorSpec:
     shape = (*x.shape[:2], *grid.shape[1:-1])
     return by_rows(x, shape)
+
+
+def _refuse_grid_sampler(rank: int) -> Refusal:
+    def check(x: TensorLike, grid: TensorLike, *args: object) -> None:
+        refuse(grid.dim() == 0, "Dimension specified as 0 but tensor has no dimensions", IndexError)
+        shapes = f"input with sizes {list(x.shape)} and grid with sizes {list(grid.shape)}"
+        refuse(
+            x.dim() != rank + 2 or grid.dim() != rank + 2, f"grid_sampler(): expected {rank + 2}D tensors, got {shapes}"
+        )
+        refuse(x.shape[0] != grid.shape[0], f"grid_sampler(): expected one batch size, but got {shapes}")
+        refuse(
+            grid.shape[-1] != rank, f"grid_sampler(): expected grid to have size {rank} in last dimension, got {shapes}"
+        )
+        refuse(any(map(is_empty, x.shape[2:])), f"grid_sampler(): expected non-empty spatial dimensions, got {shapes}")
+
+    return check
+
+
+OP.refuses("grid_sampler_2d")(_refuse_grid_sampler(2))
+OP.refuses("grid_sampler_3d")(_refuse_grid_sampler(3))
 
 
 @OP.formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")

@@ -540,6 +540,8 @@ def _lower_diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: 
 
 @OP.formula("unfold")
 def _unfold(x: TensorLike, dimension: int, size: int, step: int) -> TensorSpec:
+    refuse(size < 0, lambda: f"size is {size} but must be >= 0")
+    refuse(step <= 0, lambda: f"step is {step} but must be > 0")
     at = wrap_dim(dimension, x.dim())
     if x.dim() == 0:
         if size > 1:
@@ -548,8 +550,6 @@ def _unfold(x: TensorLike, dimension: int, size: int, step: int) -> TensorSpec:
     shape, strides = list(x.shape), list(x.stride())
     if size > shape[at]:
         raise RuntimeError(f"maximum size for tensor at dimension {at} is {shape[at]} but size is {size}")
-    if step <= 0:
-        raise RuntimeError(f"step is {step} but must be > 0")
     stride = strides[at]
     shape[at] = (shape[at] - size) // step + 1
     strides[at] = stride * step
