@@ -84,6 +84,8 @@ def _lower_embedding_dense_backward(
 @OP.refuses("embedding_renorm")
 def _refuse_embedding_renorm(weight: TensorLike, indices: TensorLike, max_norm: float, norm_type: float) -> None:
     refuse(weight.dim() != 2, lambda: f"Expected 2-dimensional tensor, but got {weight.dim()}-dimensional tensor")
+    given = not any(map(is_empty, indices.shape))
+    refuse(given and is_empty(weight.shape[0]), "select(): index out of range in an empty tensor", IndexError)
 
 
 @OP.rule("embedding_renorm?")

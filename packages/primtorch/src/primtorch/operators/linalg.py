@@ -140,7 +140,8 @@ def _refuse_unless_square(name: str) -> Refusal:
 
 
 for _name in ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "linalg_eig",
-              "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky", "cholesky_inverse"):  # fmt: skip
+              "linalg_eigvals", "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky",
+              "cholesky_inverse"):  # fmt: skip
     OP.refuses(_name)(_refuse_unless_square(_name))
 
 
@@ -230,9 +231,12 @@ def _solve_triangular(
     a: TensorLike, b: TensorLike, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorSpec:
     """The solver works on a copy by columns, of the transposed system where the solution stands on the left."""
-    for x in (a, b):
-        if x.dim() < 2:
-            raise RuntimeError("linalg.solve_triangular: the inputs must have at least 2 dimensions")
+    _refuse_unless_square("solve_triangular")(a)
+    refuse(b.dim() < 2, "linalg.solve_triangular: the inputs must have at least 2 dimensions")
+    refuse(
+        b.shape[-2 if left else -1] != a.shape[-1],
+        lambda: f"linalg.solve_triangular: Incompatible shapes of A and B ({list(a.shape)} and {list(b.shape)})",
+    )
     lead = broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     return column_major(a, (*lead, *b.shape[-2:]))
 
@@ -272,6 +276,16 @@ def _refuse_lstsq(x: TensorLike, other: TensorLike, *args: object, **options: ob
         other.dim() not in (x.dim() - 1, x.dim()),
         "torch.linalg.lstsq: other must have as many dimensions as input, or one less.",
     )
+    rows = other.shape[-2 if other.dim() == x.dim() else -1]
+    refuse(rows != x.shape[-2], "torch.linalg.lstsq: input.size(-2) should match the rows of other")
+
+
+@OP.refuses("linalg_ldl_solve")
+def _refuse_ldl_solve(ld: TensorLike, pivots: TensorLike, b: TensorLike, *, hermitian: bool = False) -> None:
+    _refuse_unless_square("ldl_solve")(ld)
+    refuse_other_shape("pivots", pivots, ld.shape[:-1])
+    refuse(b.dim() < 2, lambda: f"Dimension out of range: -2 of a tensor of {b.dim()} dimensions", IndexError)
+    refuse(b.shape[-2] != ld.shape[-1], lambda: f"Incompatible matrix sizes: {list(ld.shape)} and {list(b.shape)}")
 
 
 @OP.formula("linalg_ldl_solve")
@@ -376,6 +390,15 @@ def _refuse_ormqr(
 
 
 # --- factors and solutions -----------------------------------------------------------------------
+@OP.refuses("linalg_householder_product")
+def _refuse_householder_product(a: TensorLike, tau: TensorLike) -> None:
+    refuse(a.dim() < 2, "torch.linalg.householder_product: input must have at least 2 dimensions.")
+    refuse(a.shape[-2] < a.shape[-1], "torch.linalg.householder_product: input is wider than high")
+    refuse(tau.dim() == 0, "Dimension specified as -1 but tensor has no dimensions", IndexError)
+    refuse(a.shape[-1] < tau.shape[-1], "torch.linalg.householder_product: tau is longer than input is wide")
+    refuse_other_shape("the batch of tau", tau, (*a.shape[:-2], tau.shape[-1]))
+
+
 @OP.formula("cholesky_inverse", "_cholesky_solve_helper", "linalg_householder_product")
 def _by_columns(a: TensorLike, *args: object, **options: object) -> TensorSpec:
     return column_major(a, a.shape)

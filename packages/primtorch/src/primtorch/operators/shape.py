@@ -495,6 +495,13 @@ def _channel_shuffle(x: TensorLike, groups: Size) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
 
 
+@OP.refuses("channel_shuffle", "native_channel_shuffle")
+def _refuse_channel_shuffle(x: TensorLike, groups: Size) -> None:
+    refuse(x.dim() < 3, lambda: f"channel_shuffle expects input with > 2 dims, but got input with {list(x.shape)}")
+    refuse(groups <= 0, lambda: f"Number of groups to divide channels in must be positive, not {groups}")
+    refuse(x.shape[1] % groups != 0, "Number of channels must be divisible by groups.")
+
+
 @OP.rule("channel_shuffle", "native_channel_shuffle?")
 def _lower_channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
     n, c, *rest = x.shape
