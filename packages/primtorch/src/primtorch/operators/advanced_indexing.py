@@ -368,7 +368,7 @@ OP.samples(
     call(reals(5, 4, 3), [None, integers(2, 1, below=4), integers(3, below=3)]),
 )
 OP.samples(
-    "index_put _unsafe_index_put",
+    "index_put _unsafe_index_put _index_put_impl",
     call(reals(5, 4), [listed(3, 0)], reals(2, 4)),
     call(reals(5, 4), [listed(3, 3)], reals(4), True),
 )

@@ -636,8 +636,9 @@ def _refuse_fractional_max_pool(
     rank = len(output_size)
     refuse_batch(f"fractional_max_pool{rank}d()", x, rank, channels=False)
     refuse(any(n <= 0 for n in (*kernel_size, *output_size)), "kernel size and output size should be positive")
+    least = 1 if rank == 3 else 0
     room = [size - k - o + 1 for size, k, o in zip(x.shape[-rank:], kernel_size, output_size, strict=True)]
-    refuse(any(n < (rank == 3) for n in room), lambda: f"pool too large relative to input {list(x.shape)}")
+    refuse(any(n < least for n in room), lambda: f"pool too large relative to input {list(x.shape)}")
     batch = x.shape[0] if x.dim() == rank + 2 else 1
     refuse_other_shape("random_samples", random_samples, (batch, x.shape[-rank - 1], rank))
 
