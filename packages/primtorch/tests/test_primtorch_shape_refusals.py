@@ -26,8 +26,8 @@ OUTSIDE = {
 """Operators that a mode does not ask about their sizes, and why."""
 _EACH = 8
 """Changes of a sample in one form."""
-_VALUES = re.compile(r"^(?!Dimension).*out of (bounds|range)|division by zero", re.IGNORECASE)
-"""Places beyond a size that is 0, which any element is."""
+_VALUES = re.compile(r"^(?!Dimension).*out of (bounds|range)|division by zero|^Class values", re.IGNORECASE)
+"""Places, and classes, beyond a size that is 0, which any element is."""
 
 
 def calls(op: Any, draw: random.Random, most: int = _EACH) -> Iterator[Call]:

@@ -140,7 +140,8 @@ def _refuse_indices(x: TensorLike, indices: Sequence[TensorLike | None], *, asks
 
     asks: whether a size that depends on data may be asked for. What is not asked is seen when the program runs.
     """
-    rank, at, common = x.dim(), 0, ()
+    common: Sizes = ()
+    rank, at = x.dim(), 0
     refuse(
         len(indices) > rank, lambda: f"too many indices for tensor of dimension {rank} (got {len(indices)})", IndexError
     )

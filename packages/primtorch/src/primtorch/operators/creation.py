@@ -366,6 +366,11 @@ def _new_empty_strided(
     return TensorSpec(tuple(size), tuple(stride), options.get("dtype") or x.dtype, place)
 
 
+@OP.refuses("new_empty_strided")
+def _refuse_new_empty_strided(x: TensorLike, size: Sequence[Size], stride: Sequence[Size], **options: object) -> None:
+    _refuse_empty_strided(size, stride)
+
+
 @OP.rule("new_empty_strided")
 def _lower_new_empty_strided(
     b: Builder,

@@ -12,6 +12,7 @@ from primtorch import prims
 from primtorch.arguments import PerDim, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.families import Family
+from primtorch.layout import product
 from primtorch.operators.build import per_dim
 from primtorch.operators.refusals import refuse, refuse_batch
 from primtorch.operators.window import by_rows
@@ -108,9 +109,8 @@ def _refuse_col2im(
     refuse_batch("col2im", x, 1)
     refuse(len(output_size) != 2, lambda: f"It is expected output_size equals to 2, but got size {len(output_size)}")
     rows, columns = x.shape[-2:]
-    refuse(
-        rows % (kernel_size[0] * kernel_size[1]) != 0, "size of input's dimension 1 must be divisible by the kernel's"
-    )
+    elements = product(kernel_size)
+    refuse(rows // elements * elements != rows, "size of input's dimension 1 must be divisible by the kernel's")
     out = [_patch_count(*v) for v in zip(output_size, kernel_size, dilation, padding, stride, strict=True)]
     refuse(
         any(n < 1 for n in out) or columns != out[0] * out[1],

@@ -499,7 +499,8 @@ def _channel_shuffle(x: TensorLike, groups: Size) -> TensorSpec:
 def _refuse_channel_shuffle(x: TensorLike, groups: Size) -> None:
     refuse(x.dim() < 3, lambda: f"channel_shuffle expects input with > 2 dims, but got input with {list(x.shape)}")
     refuse(groups <= 0, lambda: f"Number of groups to divide channels in must be positive, not {groups}")
-    refuse(x.shape[1] % groups != 0, "Number of channels must be divisible by groups.")
+    channels = x.shape[1]
+    refuse(channels // groups * groups != channels, "Number of channels must be divisible by groups.")
 
 
 @OP.rule("channel_shuffle", "native_channel_shuffle?")
@@ -618,6 +619,7 @@ def _block_diag(tensors: Sequence[TensorLike]) -> TensorSpec:
     columns: Size = 0
     dtype = tensors[0].dtype
     for t in tensors:
+        refuse(t.dim() > 2, "torch.block_diag: Input tensors must have 2 or fewer dimensions")
         rows = rows + (t.shape[0] if t.dim() == 2 else 1)
         columns = columns + (t.shape[-1] if t.dim() else 1)
         dtype = torch.promote_types(dtype, t.dtype)

@@ -16,7 +16,7 @@ from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
 from primtorch.operators.creation import lower_linspace
 from primtorch.operators.elementwise import same
 from primtorch.operators.reduction import full_formula, is_known, max_dim, refuse_element_along, want_some
-from primtorch.operators.refusals import is_empty, refuse, refuse_other_shape
+from primtorch.operators.refusals import refuse, refuse_other_shape
 from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
@@ -264,11 +264,16 @@ def _refuse_histogram(x: TensorLike, bins: Size = 100, *, weight: TensorLike | N
     refuse_other_shape("weight", weight, x.shape)
 
 
+def _refuse_edges(edges: TensorLike) -> None:
+    refuse(edges.dim() != 1, "bins tensor should have one dimension")
+    refuse(edges.shape[0] < 2, "torch.histogram(): bins must be > 0")
+
+
 @OP.refuses("histogram.bins_tensor")
 def _refuse_histogram_edges(
     x: TensorLike, bins: TensorLike, *, weight: TensorLike | None = None, **options: object
 ) -> None:
-    refuse(bins.dim() != 1 or is_empty(bins.shape[0]), "bins tensor should have one dimension and one element")
+    _refuse_edges(bins)
     refuse_other_shape("weight", weight, x.shape)
 
 
@@ -406,9 +411,7 @@ def _refuse_histogramdd(
     )
     for edges in bins:
         if isinstance(edges, TENSORS):
-            refuse(
-                edges.dim() != 1 or is_empty(edges.shape[0]), "bins tensors should have one dimension and one element"
-            )
+            _refuse_edges(edges)
         else:
             refuse(edges <= 0, "torch.histogramdd: bins must be > 0")
     refuse_other_shape("weight", weight, x.shape[:-1])
@@ -435,7 +438,7 @@ def _mode(x: TensorLike, dim: int = -1, keepdim: bool = False) -> tuple[TensorSp
 
 
 @OP.refuses("histc")
-def _refuse_histc(x: TensorLike, bins: Size = 100, min: Number = 0, max: Number = 0) -> None:
+def _refuse_histc(x: TensorLike, bins: Size = 100, min: float = 0, max: float = 0) -> None:
     refuse(bins <= 0, lambda: f"bins must be > 0, but got {bins}")
     refuse(min > max, "torch.histc: max must be larger than min")
 

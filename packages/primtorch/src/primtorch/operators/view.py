@@ -515,6 +515,11 @@ def _lower_same(b: Builder, x: Value, *rest: object) -> Value:
 
 @OP.formula("diagonal")
 def diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+    """The view of the elements x[..., i, i + offset] of two dims, whose dim is the last one.
+
+    Raises:
+        IndexError: a dim is none of x's; RuntimeError: the two are one.
+    """
     a, b = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
