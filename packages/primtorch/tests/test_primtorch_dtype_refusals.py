@@ -45,7 +45,7 @@ def as_dtype(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_of_values(call: Call, error: Exception) -> bool:
-    return isinstance(error, ZeroDivisionError)
+    return "ZeroDivisionError" in str(error)  # of elements, when the program runs
 
 
 def test_slice_of_the_operator_database():

@@ -26,7 +26,7 @@ OUTSIDE = {
 """Operators that a mode does not ask about their sizes, and why."""
 _EACH = 8
 """Changes of a sample in one form."""
-_VALUES = re.compile(r"^(?!Dimension).*out of (bounds|range)|division by zero|^Class values", re.IGNORECASE)
+_VALUES = re.compile(r"^(?!Dimension).*out of (bounds|range)|ZeroDivisionError|^Class values", re.IGNORECASE)
 """Places, and classes, beyond a size that is 0, which any element is."""
 
 

@@ -155,6 +155,8 @@ def _refuse_rot90(x: TensorLike, k: int = 1, dims: Sequence[int] = (0, 1)) -> No
     refuse(x.dim() < 2, lambda: f"expected total dims >= 2, but got total dims = {x.dim()}")
     first, second = (d + x.dim() if d < 0 else d for d in dims)
     refuse(first == second, lambda: f"expected rotation dims to be different, but got {dims[0]} and {dims[1]}")
+    for d in dims:
+        wrap_dim(d, x.dim())
 
 
 @OP.rule("rot90")
