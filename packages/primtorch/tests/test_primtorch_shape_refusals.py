@@ -21,6 +21,7 @@ OUTSIDE = {
         "a kernel that reads statistics beyond their end: `batch_norm`, which calls it, checks them",
     ),
     "lu_unpack": "a kernel that reads pivots beyond their end",
+    "nn.functional.embedding_bag": "a kernel that reads offsets and weights beyond their end",
     "linalg.lstsq": "a kernel that writes beyond the end of right sides without columns",
 }
 """Operators that a mode does not ask about their sizes, and why."""
