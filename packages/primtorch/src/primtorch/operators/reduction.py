@@ -619,6 +619,12 @@ def _hash_tensor(x: TensorLike, dim: Sequence[int] = (), *, keepdim: bool = Fals
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint64)
 
 
+@OP.refuses("hash_tensor?")
+def _refuse_hash_tensor(x: TensorLike, dim: Sequence[int] = (), **options: object) -> None:
+    refuse(any(map(is_empty, x.shape)) and not dim, _OF_NOTHING)
+    _want_elements(x, dim, "hash_tensor")
+
+
 # --- samples ---------------------------------------------------------------------------------------
 
 OP.samples("_assert_async", call(after(torch.all, truths(0))))

@@ -337,6 +337,10 @@ def _refuse_diagonal(x: TensorLike, src: TensorLike, offset: int = 0, dim1: int 
 def _refuse_places(x: TensorLike, src: TensorLike, size: Sequence[Size], stride: Sequence[Size], *rest: Size) -> None:
     refuse_strides(x, size, stride, *rest)
     _check_part(src, size)
+    refuse(
+        any(type(step) is int and step == 0 and n != 1 for n, step in zip(size, stride, strict=True)),
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+    )
 
 
 @OP.formula("diagonal_scatter", "as_strided_scatter")
