@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.arguments import TENSORS, TensorLike
 from primtorch.errors import NoFormula
@@ -36,7 +37,7 @@ RESTRIDING = frozenset(
 )
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
-_WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor"}
+_WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor", "normal": "normal_functional"}
 """In-place overloads that are named otherwise than the functional ones: `pow.Scalar` has a number to the power."""
 
 Find = Callable[[OpOverload], Formula]
@@ -61,7 +62,8 @@ def derived(op: OpOverload, named: Callable[[str], Formula | None], find: Find) 
         if name + suffix in RESTRIDING:
             return named(_RESTRIDED_AS.get(name, name[:-1] + suffix))
         functional_name = name[:-1] + suffix
-        return _in_place(named(_WRITTEN_AS.get(functional_name, functional_name)), op)
+        own = named(_WRITTEN_AS.get(functional_name, functional_name))
+        return _in_place(own or _functional_of_in_place(op, find), op)
     return None
 
 
@@ -98,11 +100,23 @@ def _view_copy(name: str, overload: str) -> Formula | None:
 
 def _functional_of_out(op: OpOverload, outs: Sequence[str], find: Find) -> Formula | None:
     """The formula of the overload of the same operator whose arguments are those of `op` without the out ones."""
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in outs]
-    for other in op.overloadpacket.overloads():
-        candidate = getattr(op.overloadpacket, other)
-        arguments = candidate._schema.arguments
-        if not out_names(candidate) and [(a.name, str(a.type)) for a in arguments][: len(wanted)] == wanted:
+    return _with_arguments(op.overloadpacket, [a for a in op._schema.arguments if a.name not in outs], find)
+
+
+def _functional_of_in_place(op: OpOverload, find: Find) -> Formula | None:
+    """The formula of what gives as a result what `op` writes, whatever its overload is named."""
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::")[:-1], None)
+    return None if packet is None else _with_arguments(packet, op._schema.arguments, find)
+
+
+def _with_arguments(packet: OpOverloadPacket, arguments: Sequence[Any], find: Find) -> Formula | None:
+    wanted = [(a.name, str(a.type)) for a in arguments]
+    for other in packet.overloads():
+        candidate = getattr(packet, other)
+        if (
+            not out_names(candidate)
+            and [(a.name, str(a.type)) for a in candidate._schema.arguments][: len(wanted)] == wanted
+        ):
             try:
                 return find(candidate)
             except NoFormula:
@@ -152,6 +166,9 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         if has_trait(Trait.DTYPE_OF_OUT, name) or not any(isinstance(arg, TENSORS) for arg in args):
             results = _moved(results, targets[0])
         if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces
+            expected, given = len(results), len(targets[0])
+            if expected != given:
+                raise RuntimeError(f"{name} expected an out= argument of size {expected}, got size {given}")
             for result, target in zip(results, targets[0], strict=True):
                 _written(result, target)
             return None

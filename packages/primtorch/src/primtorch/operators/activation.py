@@ -11,8 +11,8 @@ from primtorch import prims
 from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
-from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
-from primtorch.operators.build import elementwise, strided
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, wrap_dim
+from primtorch.operators.build import as_dense, elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
 from primtorch.operators.refusals import refuse
@@ -217,7 +217,7 @@ OP.rule("hardswish_backward")(pointwise(_hardswish_backward, 2))
 
 @OP.formula("hardtanh")
 def _hardtanh(x: TensorLike, *limits: object) -> TensorSpec:
-    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()))
+    return as_dense(x)
 
 
 OP.rule("hardtanh")(pointwise(lambda x, min_val=-1, max_val=1: x.maximum(min_val).minimum(max_val), 1, exact=True))
@@ -325,8 +325,13 @@ def _halves(x: Value, dim: int) -> tuple[Value, Value]:
 
 @OP.formula("glu")
 def _glu(x: TensorLike, dim: int = -1) -> TensorSpec:
-    wrapped = dim % x.dim()
+    refuse(x.dim() == 0, "glu does not support 0-dimensional tensors")
+    wrapped = wrap_dim(dim, x.dim())
     shape = list(x.shape)
+    refuse(
+        shape[wrapped] % 2 != 0,
+        lambda: f"Halving dimension must be even, but dimension {wrapped} is size {shape[wrapped]}",
+    )
     shape[wrapped] = shape[wrapped] // 2
     half = TensorSpec(tuple(shape), x.stride(), x.dtype, x.device)
     return elementwise((half, half), x.dtype)

@@ -21,6 +21,7 @@ from primtorch.layout import (
 )
 from primtorch.operators.build import contiguous, strided
 from primtorch.operators.normalization import inverse_deviation, kept_dtype, like, statistics_dtype
+from primtorch.operators.refusals import refuse
 from primtorch.promotion import compute_dtype
 from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import TensorSpec
@@ -137,6 +138,21 @@ def _batch_norm(
 ) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_specs(x, weight, training)
     return out, statistics, statistics
+
+
+@OP.refuses("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+def _refuse_batch_norm(
+    x: TensorLike,
+    weight: TensorLike | None,
+    bias: TensorLike | None,
+    running_mean: TensorLike | None,
+    running_var: TensorLike | None,
+    *rest: object,
+) -> None:
+    """The kernels on the CPU read vectors."""
+    for name, vector in (("weight", weight), ("bias", bias), ("mean", running_mean), ("var", running_var)):
+        if vector is not None and x.device.type == "cpu":
+            refuse(vector.dim() != 1, f"batch_norm: expected a vector for {name}, but got {vector.dim()} dims")
 
 
 @OP.formula("_native_batch_norm_legit.no_stats")

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
 from primtorch.errors import DataDependentShape
-from primtorch.layout import broadcast, contiguous_strides, iterator_strides
+from primtorch.layout import broadcast, contiguous_strides, dense_like, iterator_strides
 from primtorch.spec import Size, TensorSpec
 
 
@@ -50,6 +50,12 @@ def strided(
 ) -> TensorSpec:
     """A fresh result with the given strides."""
     return TensorSpec(tuple(shape), tuple(strides), dtype or like.dtype, like.device)
+
+
+def as_dense(like: TensorLike) -> TensorSpec:
+    """A fresh result of `like`'s shape and dtype, with its order of dims and no gaps."""
+    shape = tuple(like.shape)
+    return strided(like, shape, dense_like(shape, like.stride()))
 
 
 def view(base: TensorLike, shape: Iterable[Size], strides: Iterable[Size], offset: Size | None = None) -> TensorSpec:

@@ -23,7 +23,7 @@ from primtorch.layout import (
 from primtorch.operators.activation import lower_gelu
 from primtorch.operators.build import contiguous, elementwise, per_dim, strided
 from primtorch.operators.normalization import like
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, listed, reals
@@ -199,6 +199,32 @@ def _refuse_convolution(
     output_padding: Sequence[Size],
     groups: int,
 ) -> None:
+    refuse(groups <= 0, "non-positive groups is not supported")
+    refuse(
+        x.dim() != weight.dim() or x.dim() < 3,
+        lambda: f"Expected {weight.dim()}D input to convolution, but got input of size: {list(x.shape)}",
+    )
+    refuse(
+        weight.shape[0] < groups or weight.shape[0] % groups != 0,
+        lambda: (
+            f"Given groups={groups}, expected weight to be divisible by {groups} and at least {groups} at dimension 0, "
+            f"but got weight of size {list(weight.shape)} instead"
+        ),
+    )
+    inner = weight.shape[1:] if transposed else weight.shape[2:]
+    refuse(any(map(is_empty, inner)), lambda: f"non-empty weight tensor expected, but got: {list(weight.shape)}")
+    refuse(any(extra < 0 for extra in output_padding), "negative output_padding is not supported")
+    refuse(
+        any(map(is_empty, x.shape[2:])) and not any(map(is_empty, x.shape[:2])),
+        lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(x.shape)}",
+    )
+    if transposed and x.device.type == "cpu":
+        rank = x.dim() - 2
+        extents = zip(per_dim(output_padding, rank), per_dim(stride, rank), per_dim(dilation, rank), strict=True)
+        refuse(
+            any(extra >= s and extra >= d for extra, s, d in extents),
+            "output padding must be smaller than either stride or dilation",
+        )
     refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
     refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
     refuse(any(p < 0 for p in padding), "negative padding is not supported")
@@ -276,6 +302,7 @@ def lower_addmm_activation(
 
 @OP.formula("mv")
 def _mv(a: TensorLike, v: TensorLike) -> TensorSpec:
+    refuse(a.dim() != 2 or v.dim() != 1, lambda: f"matrix @ vector expected, got {a.dim()}, {v.dim()}")
     if a.shape[1] != v.shape[0]:
         raise RuntimeError(
             f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]})"
@@ -291,9 +318,13 @@ def _lower_mv(b: Builder, x: Value, v: Value) -> Value:
 @OP.formula("linear")
 def _linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> TensorSpec:
     """Of `linear.out`: without `out` it is a program of other operators."""
+    refuse(weight.dim() > 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {weight.dim()}D")
     if x.shape[-1] != weight.shape[-1]:
         raise RuntimeError(f"linear(): input of {x.shape[-1]} features and weight of {weight.shape[-1]}")
-    return contiguous(x, (*x.shape[:-1], *weight.shape[:-1]))
+    out = contiguous(x, (*x.shape[:-1], *weight.shape[:-1]))
+    if bias is not None:
+        _expand_to(bias, out.shape)
+    return out
 
 
 @OP.formula("dot", "vdot")
@@ -321,7 +352,9 @@ def _scaled(b: Builder, x: Value, factor: Number) -> Value:
 
 @OP.formula("addmv")
 def _addmv(c: TensorLike, a: TensorLike, v: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    return _mv(a, v)
+    out = _mv(a, v)
+    _expand_to(c, out.shape)
+    return out
 
 
 @OP.rule("addmv")
@@ -334,6 +367,9 @@ def _lower_addmv(b: Builder, bias: Value, x: Value, v: Value, *, beta: Number = 
 
 @OP.formula("addr")
 def _addr(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
+    for name, vector in (("vec1", a), ("vec2", b)):
+        refuse(vector.dim() != 1, f"addr: Expected 1-D argument {name}, but got {vector.dim()}-D")
+    _expand_to(c, (a.shape[0], b.shape[0]))
     column = TensorSpec((a.shape[0], 1), (*a.stride(), 1), a.dtype, a.device)
     dtype = torch.promote_types(c.dtype, torch.promote_types(a.dtype, b.dtype))
     return elementwise((c, column, b), dtype)
@@ -351,7 +387,9 @@ def _lower_addr(b: Builder, x: Value, u: Value, v: Value, *, beta: Number = 1, a
 
 @OP.formula("addbmm")
 def _addbmm(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    return contiguous(a, (a.shape[1], b.shape[2]))
+    out = _bmm(a, b)
+    _expand_to(c, out.shape[1:])
+    return contiguous(a, out.shape[1:])
 
 
 @OP.rule("addbmm")
@@ -550,6 +588,11 @@ def _lower_convolution(
 # --- older names and helpers -----------------------------------------------------------------------
 @OP.formula("conv_tbc")
 def _conv_tbc(x: TensorLike, weight: TensorLike, bias: TensorLike, pad: int = 0) -> TensorSpec:
+    refuse(x.dim() != 3, "Input must have 3 dims: time, batch, in_channel")
+    refuse(weight.dim() != 3, "Weight tensor must have 3 dims: kernel_width, in_channels, out_channels.")
+    refuse(bias.dim() != 1, "Bias must be 1-D")
+    refuse(x.shape[2] != weight.shape[1], "Input dim 2 (input channels) is not == dim 1 in the weight tensor")
+    refuse(bias.shape[0] != weight.shape[2], "Bias size must equal dim 2 in the weight tensor (output channels).")
     return contiguous(x, (x.shape[0] + 2 * pad - weight.shape[0] + 1, x.shape[1], weight.shape[2]))
 
 
@@ -565,7 +608,7 @@ def _lower_conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int =
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("addbmm_")
 def _addbmm_in_place(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorLike:
-    if tuple(c.shape) != (a.shape[1], b.shape[2]):
+    if tuple(c.shape) != tuple(_addbmm(c, a, b).shape):
         raise NoFormula("aten::addbmm_", reason="it gives the tensor that it writes to another shape")
     return c
 

@@ -338,6 +338,12 @@ def _empty_strided(
     return TensorSpec(tuple(size), tuple(stride), *made_by(options))
 
 
+@OP.refuses("empty_strided")
+def _refuse_empty_strided(size: Sequence[Size], stride: Sequence[Size], **options: object) -> None:
+    refuse(len(size) != len(stride), "dimensionality of sizes must match dimensionality of strides")
+    refuse(any(n < 0 for n in (*size, *stride)), lambda: f"negative sizes or strides: {list(size)}, {list(stride)}")
+
+
 @OP.rule("empty_strided")
 def _lower_empty_strided(
     b: Builder,
@@ -358,6 +364,11 @@ def _new_empty_strided(
     device = options.get("device")
     place = x.device if device is None else resolved_device(device)
     return TensorSpec(tuple(size), tuple(stride), options.get("dtype") or x.dtype, place)
+
+
+@OP.refuses("new_empty_strided")
+def _refuse_new_empty_strided(x: TensorLike, size: Sequence[Size], stride: Sequence[Size], **options: object) -> None:
+    _refuse_empty_strided(size, stride)
 
 
 @OP.rule("new_empty_strided")
@@ -387,6 +398,7 @@ def _empty_permuted(
 
 @OP.refuses("empty_permuted")
 def _refuse_empty_permuted(size: Sequence[Size], physical_layout: Sequence[int], **options: object) -> None:
+    refuse(any(n < 0 for n in size), lambda: f"Trying to create tensor with negative dimension: {list(size)}")
     refuse(len(size) != len(physical_layout), "Number of dimensions in size does not match the physical_layout")
     refuse(
         any(not 0 <= d < len(size) for d in physical_layout),
@@ -627,6 +639,12 @@ def _triangle_indices(lower: bool) -> Callable[..., Value]:
         return b.cat([row.unsqueeze(0), column.unsqueeze(0)], 0).to(kind)
 
     return rule
+
+
+@OP.refuses("tril_indices", "triu_indices")
+def _refuse_triangle(row: int, col: int, offset: int = 0, **options: object) -> None:
+    refuse(row < 0, lambda: f"row must be non-negative, got {row}")
+    refuse(col < 0, lambda: f"col must be non-negative, got {col}")
 
 
 @OP.formula("tril_indices")

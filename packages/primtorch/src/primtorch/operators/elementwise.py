@@ -14,7 +14,7 @@ from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, dense_like, iterator_strides
-from primtorch.operators.build import contiguous, elementwise, strided, view
+from primtorch.operators.build import as_dense, contiguous, elementwise, strided, view
 from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
 from primtorch.prims import Prim
 from primtorch.prims.record import Pointwise
@@ -616,7 +616,7 @@ def _lower_heaviside(b: Builder, x: Value, values: Value) -> Value:
 
 @OP.formula("nan_to_num")
 def _nan_to_num(x: TensorLike, *limits: object, **named: object) -> TensorSpec:
-    return strided(x, x.shape, dense_like(tuple(x.shape), x.stride()))
+    return as_dense(x)
 
 
 @OP.rule("nan_to_num")

@@ -10,7 +10,7 @@ from primtorch.builder import Builder, Value
 from primtorch.families import Family, Trait
 from primtorch.operators.build import contiguous
 from primtorch.operators.reduction import vector_norm
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import is_empty, refuse
 from primtorch.promotion import compute_dtype
 from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
@@ -35,6 +35,8 @@ def _embedding(
 @OP.refuses("embedding")
 def _refuse_embedding(weight: TensorLike, indices: TensorLike, *args: object) -> None:
     refuse(weight.dim() != 2, "'weight' must be 2-D")
+    given = not any(map(is_empty, indices.shape))
+    refuse(given and is_empty(weight.shape[0]), "index_select(): self indexing axis dim should be positive")
     refuse(
         indices.dtype not in (torch.int64, torch.int32),
         lambda: f"Expected tensor for argument #1 'indices' to be Long or Int; but got {indices.dtype}",
@@ -77,6 +79,13 @@ def _lower_embedding_dense_backward(
         g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
     table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
     return b.emit(prims.index_put, table, (indices,), g, True, False).to(grad.dtype)
+
+
+@OP.refuses("embedding_renorm")
+def _refuse_embedding_renorm(weight: TensorLike, indices: TensorLike, max_norm: float, norm_type: float) -> None:
+    refuse(weight.dim() != 2, lambda: f"Expected 2-dimensional tensor, but got {weight.dim()}-dimensional tensor")
+    given = not any(map(is_empty, indices.shape))
+    refuse(given and is_empty(weight.shape[0]), "select(): index out of range in an empty tensor", IndexError)
 
 
 @OP.rule("embedding_renorm?")

@@ -14,6 +14,7 @@ from primtorch.builder import Builder, Value
 from primtorch.families import Family, Rule, Trait
 from primtorch.layout import strides_in_order, wrap_dims
 from primtorch.operators.build import contiguous, strided
+from primtorch.operators.refusals import is_empty, refuse
 from primtorch.placement import resolved_device
 from primtorch.promotion import complex_of, real_of
 from primtorch.samples import after, call, matrix, reals
@@ -140,6 +141,13 @@ def _in_steps(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
     now = dims if x.device.type == "cpu" else dims[-_CUFFT_DIMS:]
     done = _transformed(x, tuple(x.shape), now, x.dtype)
     return _in_steps(done, dims[: -len(now)]) if len(now) < len(dims) else done
+
+
+@OP.refuses("_fft_c2c", "_fft_r2c", "_fft_c2r")
+def _refuse_transform(x: TensorLike, dim: Sequence[int], *args: object) -> None:
+    """The CPU's library makes no plan for no elements."""
+    planned = x.device.type == "cpu" and torch.backends.mkl.is_available() and len(dim) > 0
+    refuse(planned and any(map(is_empty, x.shape)), lambda: f"MKL FFT error: no plan for the sizes {list(x.shape)}")
 
 
 @OP.formula("_fft_c2c")

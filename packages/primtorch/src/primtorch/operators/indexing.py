@@ -1,4 +1,4 @@
-"""Gather, scatter, advanced indexing."""
+"""Gather, scatter, masks, and indices along one dimension; those of several are in `advanced_indexing`."""
 
 # ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
 
@@ -9,47 +9,34 @@ from collections.abc import Sequence
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
+from primtorch.arguments import TENSORS, Number, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
 from primtorch.layout import (
     broadcast,
     broadcast_shapes,
-    contiguous_strides,
-    dense_like,
-    iterator_strides,
     product,
     same_shape,
     wrap_dim,
 )
-from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
+from primtorch.operators.advanced_indexing import integer_indices
+from primtorch.operators.build import Fresh, as_dense, contiguous, refuse_fresh
 from primtorch.operators.elementwise import truth
 from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
 from primtorch.prims import Prim
-from primtorch.prims.indexing import indexed_shape
 from primtorch.promotion import result_type
 from primtorch.samples import call, integers, listed, reals, truths
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic.sym_node import node_of
 
 OP = Family("indexing")
 OP.trait(Trait.ANYWHERE, "_pack_padded_sequence")
-OP.trait(
-    Trait.INDICES_ANYWHERE,
-    "_index_put_impl_ _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate "
-    "index index_put index_put_",
-)
 OP.trait(
     Trait.ONE_DEVICE,
     "gather index_add index_copy index_reduce index_select masked_scatter masked_select put scatter "
     "scatter_add scatter_reduce take",
 )
-OP.trait(
-    Trait.TO_FIRST,
-    "_unsafe_index.Tensor _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate index.Tensor "
-    "index_fill.int_Tensor index_put",
-)
-OP.trait(Trait.OVERLAPS, "index_fill index_put masked_fill")
+OP.trait(Trait.TO_FIRST, "index_fill.int_Tensor")
+OP.trait(Trait.OVERLAPS, "index_fill masked_fill")
 OP.trait(Trait.SHARES_NOTHING, "gather index_select masked_select take")
 
 
@@ -87,196 +74,19 @@ def _lower_masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Val
     return b.where(truth(mask), value, x)
 
 
-def _integer_indices(
-    b: Builder, indices: Sequence[Value | None], count: Size | None = None
-) -> tuple[Value | None, ...]:
-    """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
-    where the graph has a symbol for it."""
-    out: list[Value | None] = []
-    for index in indices:
-        if index is None or index.dtype is torch.int64:
-            out.append(index)
-        elif index.dtype in (torch.bool, torch.uint8):
-            saved, b.val = b.val, None
-            if count is not None:
-                b.val = TensorSpec((count, index.rank), (1, count), torch.int64, index.device)
-            positions = b.emit(prims.nonzero, index)
-            b.val = saved
-            out.extend(positions.select(1, d) for d in range(index.rank))
-        else:
-            out.append(index.to(torch.int64))
-    return tuple(out)
-
-
-def _selected(b: Builder, indices: Sequence[Value | None]) -> Size | None:
-    """The size that the result has where one mask alone selects."""
-    tensors = [i for i in indices if i is not None]
-    if len(tensors) != 1 or tensors[0].dtype not in (torch.bool, torch.uint8) or b.val is None:
-        return None
-    size: Size = b.val.shape[list(indices).index(tensors[0])]
-    return size
-
-
-def _like(x: TensorLike) -> TensorSpec:
-    shape = tuple(x.shape)
-    return strided(x, shape, dense_like(shape, x.stride()))
-
-
-def _index_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> Sizes:
-    # The order of dims follows from comparing strides, which a data-dependent size has no answer for.
-    if any(isinstance(s, torch.SymInt) and node_of(s).hint is None for s in shape):
-        return contiguous_strides(shape)
-    return iterator_strides(shape, operands)
-
-
-def _expand_masks(x: TensorLike, indices: Sequence[TensorLike | None], fresh: Fresh) -> list[TensorLike | None]:
-    """Boolean masks become one index per masked dim, all of one data-dependent length."""
-    out: list[TensorLike | None] = []
-    for index in indices:
-        if index is None or index.dtype not in (torch.bool, torch.uint8):
-            out.append(index)
-            continue
-        for k in range(index.dim()):
-            if index.shape[k] != x.shape[len(out) + k]:
-                raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the "
-                    "indexed tensor "
-                    f"{list(x.shape)} at index {len(out) + k}"
-                )
-        count = fresh(product(index.shape), of=index)
-        column = TensorSpec((count,), (max(index.dim(), 1),), torch.int64, index.device)
-        out.extend([column] * index.dim())
-    return out
-
-
-@OP.formula("index.Tensor", "_unsafe_index.Tensor")
-def _index(x: TensorLike, indices: Sequence[TensorLike | None], *, fresh: Fresh = refuse_fresh) -> TensorSpec:
-    plain = _expand_masks(x, indices, fresh)
-    if len(plain) > x.dim():
-        raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(plain)})")
-    plain += [None] * (x.dim() - len(plain))
-    given = {d: index for d, index in enumerate(plain) if index is not None}
-    used = list(given)
-    shape, strides = tuple(x.shape), x.stride()
-    if not used:
-        return _like(x)
-    common: Sizes = ()
-    for d in used:
-        common = broadcast(common, tuple(given[d].shape))
-    # Indices that are not adjacent move to the front.
-    adjacent = used == list(range(used[0], used[-1] + 1))
-    order = [d for d in range(len(plain)) if plain[d] is None]
-    lead = used[0] if adjacent else 0
-    before, after = order[:lead], order[lead:]
-    out: Sizes = (*(shape[d] for d in before), *common, *(shape[d] for d in after))
-    # The kernel iterates over the output with the indexed dims' stride in the source set to 0.
-    source = (*(strides[d] for d in before), *(0 for _ in common), *(strides[d] for d in after))
-    operands: list[tuple[Sizes, Sizes]] = [(out, source)]
-    for d in used:
-        own = tuple(given[d].shape)
-        lead_ones = (1,) * (len(common) - len(own))
-        index_shape = (*(1 for _ in before), *lead_ones, *own, *(1 for _ in after))
-        index_strides = (*(0 for _ in before), *(0 for _ in lead_ones), *given[d].stride(), *(0 for _ in after))
-        operands.append((index_shape, index_strides))
-    return strided(x, out, _index_strides(out, tuple(operands)))
-
-
-@OP.refuses("index.Tensor", "_unsafe_index.Tensor")
-def _refuse_index(x: TensorLike, indices: Sequence[TensorLike | None], **options: object) -> None:
-    common: Sizes = ()
-    for index in indices:
-        if index is None or index.dtype in (torch.bool, torch.uint8):
-            continue
-        refuse(
-            index.dtype not in (torch.int64, torch.int32),
-            "tensors used as indices must be long, int, byte or bool tensors",
-            IndexError,
-        )
-        try:
-            common = broadcast(common, tuple(index.shape))
-        except RuntimeError:
-            shapes = ", ".join(str(list(i.shape)) for i in indices if i is not None)
-            raise IndexError(
-                f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
-            ) from None
-
-
-@OP.rule("index.Tensor", "_unsafe_index.Tensor?")
-def _lower_index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    return b.emit(prims.index, x, _integer_indices(b, indices, _selected(b, indices)), True)
-
-
-def _unit(rank: int, dim: int) -> tuple[int, ...]:
-    return tuple(int(d == dim) for d in range(rank))
-
-
-def _counted(b: Builder, values: Value, lead: int, mask: Value) -> Value:
-    """At the k-th true element of the mask the k-th value along dim `lead`; any value elsewhere."""
-    count = values.shape[lead]
-    flat = mask.reshape((mask.numel(),)).to(torch.int64)
-    found = flat.sum((0,))
-    fits = found.eq(count)
-    if not isinstance(count, int):
-        fits = fits | b.full((), count, torch.int64, mask.device).eq(1)
-    shown = ", ".join(map(str, values.shape))
-    message = f"shape mismatch: value tensor of shape [{shown}] cannot be broadcast to what the mask selects"
-    b.emit(prims.assert_async, fits, message)
-    if not isinstance(count, int) or count == 0:  # an element to read where there is none
-        values = b.emit(prims.pad, values, (0,) * values.rank, _unit(values.rank, lead), 0)
-    last = max(count - 1, 0) if isinstance(count, int) else count - 1
-    place = (b.emit(prims.cumsum, flat, 0) - 1).minimum(last).maximum(0)
-    picked = b.emit(prims.index, values, (*(None,) * lead, place), False)
-    return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))
-
-
-def _masked_put(b: Builder, x: Value, lead: int, mask: Value, values: Value, accumulate: bool) -> Value:
-    """x with `values` where the mask is true, over its dims from `lead` on: no size depends on how many those are.
-
-    The k-th true element, in row-major order, takes the k-th of the values, or the only one. That there are as many is
-    checked when the program runs.
-    """
-    if mask.dtype is not torch.bool:
-        mask = mask.ne(0)
-    before, behind = x.shape[:lead], x.shape[lead + mask.rank :]
-    surplus = values.rank - (lead + 1 + len(behind))
-    if surplus > 0:  # eager lets leading dimensions of size 1 go
-        values = values.reshape(values.shape[surplus:])
-    at = values.rank - len(behind) - 1  # where the values are counted
-    count = values.shape[at] if at >= 0 else 1
-    if isinstance(count, int) and count == 1:
-        picked = values.squeeze(at) if at >= 0 else values
-        picked = picked.reshape((*picked.shape[:at], *(1,) * mask.rank, *picked.shape[at:])) if at > 0 else picked
-    else:
-        picked = _counted(b, values.expand((*before, count, *behind)), lead, mask)
-    whole = mask.reshape((*(1,) * lead, *mask.shape, *(1,) * len(behind)))
-    if accumulate:
-        picked = x | picked if x.dtype is torch.bool else x + picked
-    return b.where(whole, picked, x)
-
-
-@OP.formula("index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "_unsafe_index_put", "put")
+@OP.formula("index_fill.int_Scalar", "index_fill.int_Tensor", "put")
 def _updated(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
-    return _like(x)
+    return as_dense(x)
 
 
-@OP.refuses("index_fill.int_Scalar")
-def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: Number) -> None:
-    refuse_overflow(value, x.dtype)
-
-
-@OP.rule("index_put", "_unsafe_index_put?")
-def _lower_index_put(
-    b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
-) -> Value:
-    given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8):
-        return _masked_put(b, x, list(indices).index(given[0]), given[0], values, accumulate)
-    whole = _integer_indices(b, indices)
-    shape = indexed_shape(x.shape, whole)
-    surplus = values.rank - len(shape)
-    if surplus > 0:  # eager lets leading dimensions of size 1 go
-        values = values.reshape(values.shape[surplus:])
-    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)
+@OP.refuses("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: TensorLike | Number) -> None:
+    wrap_dim(dim, x.dim())
+    refuse(index.dim() > 1, "Index has to be a vector/scalar")
+    if isinstance(value, TENSORS):
+        refuse(value.dim() > 0, lambda: f"index_fill_ only supports a 0-dimensional value tensor, not {value.dim()}")
+    else:
+        refuse_overflow(value, x.dtype)
 
 
 def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
@@ -296,8 +106,12 @@ def _index_select(x: TensorLike, dim: int, index: TensorLike) -> TensorSpec:
 
 @OP.refuses("index_select")
 def _refuse_index_select(x: TensorLike, dim: int, index: TensorLike) -> None:
-    wrap_dim(dim, x.dim())
+    at = wrap_dim(dim, x.dim())
     refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
+    if x.dim() == 0:
+        refuse(index.dim() == 1 and index.shape[0] != 1, "index_select(): Index to scalar can have only 1 value")
+    elif not any(map(is_empty, index.shape)):
+        refuse(is_empty(x.shape[at]), "index_select(): self indexing axis dim should be positive")
     refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
 
 
@@ -359,22 +173,68 @@ def _refuse_scatter(
 
 @OP.refuses("index_add")
 def _refuse_index_add(x: TensorLike, dim: int, index: TensorLike, source: TensorLike, *, alpha: Number = 1) -> None:
+    _refuse_into("index_add_()", x, dim, index, source)
+
+
+@OP.refuses("index_reduce")
+def _refuse_index_reduce(
+    x: TensorLike, dim: int, index: TensorLike, source: TensorLike, reduce: str, *, include_self: bool = True
+) -> None:
+    refuse(reduce not in ("prod", "mean", "amax", "amin"), lambda: f"index_reduce_(): unknown reduction {reduce}")
+    _refuse_into("index_reduce_()", x, dim, index, source)
+
+
+def _count(index: TensorLike) -> Size:
+    """How many places a vector, or a tensor of a single one, gives."""
+    return index.shape[0] if index.dim() else 1
+
+
+def _refuse_into(name: str, x: TensorLike, dim: int, index: TensorLike, source: TensorLike) -> None:
+    """What combining slices of a source with those that a vector of places names refuses."""
     at = wrap_dim(dim, x.dim())
-    refuse(index.dim() > 1, "index_add_(): Index is supposed to be a vector", IndexError)
-    refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
-    if not x.dim() or not source.dim():
-        return
+    refuse(index.dim() > 1, lambda: f"{name}: Index is supposed to be a vector", IndexError)
+    refuse(x.dtype is not source.dtype, lambda: f"{name}: self and source must have the same scalar type")
+    refuse(at > 0 and at >= source.dim(), lambda: f"{name}: Indexing dim {dim} is out of bounds of the source tensor")
     refuse(
-        index.dim() == 1 and index.shape[0] != source.shape[wrap_dim(dim, source.dim())],
-        lambda: f"index_add_(): Number of indices should be equal to source.size(dim), for dim: {dim}",
+        _count(index) != (source.shape[at] if source.dim() else 1),
+        lambda: f"{name}: Number of indices should be equal to source.size(dim), for dim: {dim}",
+        RuntimeError if source.dim() else IndexError,
+    )
+    own, given = list(x.shape), list(source.shape)
+    if own and given:
+        del own[at], given[at]
+    refuse(
+        not same_shape(own, given),
+        lambda: (
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}"
+        ),
+    )
+
+
+@OP.refuses("index_copy")
+def _refuse_index_copy(x: TensorLike, dim: int, index: TensorLike, source: TensorLike) -> None:
+    at = wrap_dim(dim, x.dim())
+    refuse(
+        index.dim() > 1, lambda: f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})", IndexError
     )
     own, given = list(x.shape), list(source.shape)
     refuse(
-        len(own) != len(given) or any(a != b for d, (a, b) in enumerate(zip(own, given, strict=True)) if d != at),
-        lambda: (
-            "source tensor shape must match self tensor shape, excluding the specified dimension. "
-            f"Got self.shape = {own} source.shape = {given}"
-        ),
+        bool(own and given) and len(own) != len(given),
+        "index_copy_(): When source and destination are not scalars, their dimensionality must match",
+        IndexError,
+    )
+    refuse(
+        not given and _count(index) != 1,
+        "index_copy_(): When source is scalar, index should have one element",
+        IndexError,
+    )
+    rest = [part[:at] + part[at + 1 :] for part in (own, given)]
+    refuse(not same_shape(*rest), "index_copy_(): Source/destination tensor must have same slice shapes")
+    refuse(
+        bool(given) and _count(index) != given[at],
+        "index_copy_(): Number of indices should be equal to source.size(dim)",
+        IndexError,
     )
 
 
@@ -423,9 +283,6 @@ def _for_each(b: Builder, x: Value, index: Value, value: Number) -> Value:
 @OP.formula("gather")
 def _gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, x.dim())
-    empty = any(type(size) is int and size == 0 for size in index.shape)
-    if x.dim() != index.dim() and x.dim() and index.dim() and not empty:
-        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     return contiguous(x, index.shape)
 
 
@@ -433,9 +290,12 @@ def _gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = F
 def _refuse_gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> None:
     at = wrap_dim(dim, x.dim())
     _index_dtype("gather", index)
-    if x.dim() != index.dim() or any(is_empty(s) for s in index.shape):
+    if any(is_empty(s) for s in index.shape):
         return
-    for d in range(x.dim()):
+    refuse(
+        max(x.dim(), 1) != max(index.dim(), 1), "Index tensor must have the same number of dimensions as input tensor"
+    )
+    for d in range(x.dim() if x.dim() == index.dim() else 0):
         refuse(
             d != at and index.shape[d] > x.shape[d],
             lambda: (
@@ -542,43 +402,6 @@ def _lower_index_reduce(
     )
 
 
-def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
-    return tuple(
-        None if i is None else i.to(torch.int64).maximum(-x.shape[d]).minimum(x.shape[d] - 1)
-        for d, i in enumerate(indices)
-    )
-
-
-@OP.formula("_unsafe_masked_index")
-def _masked_index(x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], fill: Number) -> TensorSpec:
-    return _index(x, indices)
-
-
-@OP.rule("_unsafe_masked_index")
-def _lower_unsafe_masked_index(
-    b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number
-) -> Value:
-    """x at the indices, clamped into range, where the mask is true; `fill` elsewhere."""
-    out = b.emit(prims.index, x, _clamped(x, indices), True)
-    return b.where(mask, out, fill)
-
-
-@OP.formula("_unsafe_masked_index_put_accumulate")
-def _masked_index_put(
-    x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], values: TensorLike
-) -> TensorSpec:
-    return _like(x)
-
-
-@OP.rule("_unsafe_masked_index_put_accumulate")
-def _lower_unsafe_masked_index_put(
-    b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], values: Value
-) -> Value:
-    places = _clamped(x, indices)
-    kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
-    return b.emit(prims.index_put, x, places, kept, True, True)
-
-
 @OP.formula("isin.Tensor_Tensor", "isin.Tensor_Scalar")
 def _isin(elements: TensorLike, test: TensorLike, *, assume_unique: bool = False, invert: bool = False) -> TensorSpec:
     return contiguous(elements, elements.shape, torch.bool)
@@ -624,6 +447,30 @@ def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Size | 
     return found.to(repeats.dtype)
 
 
+@OP.refuses("take")
+def _refuse_take(x: TensorLike, index: TensorLike) -> None:
+    _refuse_no_places("take()", x, index)
+
+
+def _refuse_no_places(name: str, x: TensorLike, index: TensorLike) -> None:
+    given = not any(map(is_empty, index.shape))
+    refuse(given and any(map(is_empty, x.shape)), lambda: f"{name}: the tensor that is indexed is empty", IndexError)
+
+
+@OP.refuses("put")
+def _refuse_put(x: TensorLike, index: TensorLike, source: TensorLike, accumulate: bool = False) -> None:
+    refuse(x.dtype is not source.dtype, lambda: f"put_(): self and source expected to have the same dtype, {x.dtype}")
+    refuse(
+        source.numel() != index.numel(),
+        lambda: (
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        ),
+        IndexError,
+    )
+    _refuse_no_places("put_()", x, index)
+
+
 @OP.formula("take")
 def _take(x: TensorLike, index: TensorLike) -> TensorSpec:
     return contiguous(x, index.shape)
@@ -656,7 +503,7 @@ def _lower_masked_select(b: Builder, x: Value, mask: Value) -> Value:
     if not shape:
         mask, x = mask.reshape((1,)), x.reshape((1,))
     count = None if b.val is None else b.val.shape[0]
-    return b.emit(prims.index, x, _integer_indices(b, (mask,), count), False)
+    return b.emit(prims.index, x, integer_indices(b, (mask,), count), False)
 
 
 @OP.rule("masked_scatter")
@@ -689,6 +536,11 @@ def _rank_among_true(b: Builder, mask: Value) -> tuple[Value, Value]:
     """(how many true elements come before each, flat int64; their number)."""
     ones = mask.reshape((mask.numel(),)).to(torch.int64)
     return b.emit(prims.cumsum, ones, 0) - ones, ones.sum((0,))
+
+
+@OP.refuses("nonzero_static")
+def _refuse_nonzero_static(x: TensorLike, *, size: Size, fill_value: int = -1) -> None:
+    refuse(size < 0, "nonzero_static: 'size' must be an non-negative integer")
 
 
 @OP.formula("nonzero_static")
@@ -733,18 +585,6 @@ def _lower_masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: 
 
 # --- samples ---------------------------------------------------------------------------------------
 
-OP.samples(
-    "index.Tensor _unsafe_index.Tensor",
-    call(reals(5, 4), [integers(6, below=5)]),
-    call(reals(5, 4, 3), [None, integers(2, 1, below=4), integers(3, below=3)]),
-)
-OP.samples(
-    "index_put _unsafe_index_put",
-    call(reals(5, 4), [listed(3, 0)], reals(2, 4)),
-    call(reals(5, 4), [listed(3, 3)], reals(4), True),
-)
-OP.samples("_unsafe_masked_index", call(reals(5, 4), truths(6), [integers(6, below=5), integers(6, below=4)], 0))
-OP.samples("_unsafe_masked_index_put_accumulate", call(reals(5), truths(6), [integers(6, below=5)], reals(6)))
 OP.samples("gather", call(reals(5, 4), 0, integers(3, 2, below=5)), call(reals(5, 4), 1, integers(5, 6, below=4)))
 OP.samples("scatter.src scatter_add", call(reals(5, 4), 0, listed([0, 1], [3, 2]), reals(2, 2)))
 OP.samples("scatter.value", call(reals(5, 4), 1, integers(2, 2, below=4), 2))

@@ -14,7 +14,7 @@ from primtorch.layout import broadcast, contiguous_strides, wrap_dim
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.contraction import adjoint, batched_matmul
 from primtorch.operators.elementwise import promoted
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import refuse, refuse_other_shape
 from primtorch.promotion import complex_of, compute_dtype, real_of, result_type
 from primtorch.samples import after, call, listed, matrix, positive, reals
 from primtorch.spec import Size, TensorSpec
@@ -140,7 +140,8 @@ def _refuse_unless_square(name: str) -> Refusal:
 
 
 for _name in ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "linalg_eig",
-              "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky"):  # fmt: skip
+              "linalg_eigvals", "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky",
+              "cholesky_inverse"):  # fmt: skip
     OP.refuses(_name)(_refuse_unless_square(_name))
 
 
@@ -202,6 +203,20 @@ def _lu(a: TensorLike, *, pivot: bool = True) -> tuple[TensorSpec, TensorSpec, T
     return _lu_unpack(a, None, True, pivot)
 
 
+@OP.refuses("linalg_lu_solve")
+def _refuse_lu_solve(
+    lu: TensorLike, pivots: TensorLike, b: TensorLike, *, left: bool = True, adjoint: bool = False
+) -> None:
+    _refuse_unless_square("lu_solve")(lu)
+    refuse(b.dim() < 2, lambda: f"linalg.lu_solve: B must have at least 2 dimensions, but it has {b.dim()}")
+    refuse(
+        lu.shape[-1] != b.shape[-2 if left else -1],
+        lambda: f"linalg.lu_solve: Incompatible shapes of A and B ({list(lu.shape)} and {list(b.shape)})",
+    )
+    refuse(pivots.dim() == 0, "Dimension specified as -1 but tensor has no dimensions", IndexError)
+    refuse_other_shape("pivots", pivots, lu.shape[:-1])
+
+
 @OP.formula("linalg_lu_solve")
 def _lu_solve(
     lu: TensorLike, pivots: TensorLike, b: TensorLike, *, left: bool = True, adjoint: bool = False
@@ -216,9 +231,12 @@ def _solve_triangular(
     a: TensorLike, b: TensorLike, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorSpec:
     """The solver works on a copy by columns, of the transposed system where the solution stands on the left."""
-    for x in (a, b):
-        if x.dim() < 2:
-            raise RuntimeError("linalg.solve_triangular: the inputs must have at least 2 dimensions")
+    _refuse_unless_square("solve_triangular")(a)
+    refuse(b.dim() < 2, "linalg.solve_triangular: the inputs must have at least 2 dimensions")
+    refuse(
+        b.shape[-2 if left else -1] != a.shape[-1],
+        lambda: f"linalg.solve_triangular: Incompatible shapes of A and B ({list(a.shape)} and {list(b.shape)})",
+    )
     lead = broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     return column_major(a, (*lead, *b.shape[-2:]))
 
@@ -258,6 +276,16 @@ def _refuse_lstsq(x: TensorLike, other: TensorLike, *args: object, **options: ob
         other.dim() not in (x.dim() - 1, x.dim()),
         "torch.linalg.lstsq: other must have as many dimensions as input, or one less.",
     )
+    rows = other.shape[-2 if other.dim() == x.dim() else -1]
+    refuse(rows != x.shape[-2], "torch.linalg.lstsq: input.size(-2) should match the rows of other")
+
+
+@OP.refuses("linalg_ldl_solve")
+def _refuse_ldl_solve(ld: TensorLike, pivots: TensorLike, b: TensorLike, *, hermitian: bool = False) -> None:
+    _refuse_unless_square("ldl_solve")(ld)
+    refuse_other_shape("pivots", pivots, ld.shape[:-1])
+    refuse(b.dim() < 2, lambda: f"Dimension out of range: -2 of a tensor of {b.dim()} dimensions", IndexError)
+    refuse(b.shape[-2] != ld.shape[-1], lambda: f"Incompatible matrix sizes: {list(ld.shape)} and {list(b.shape)}")
 
 
 @OP.formula("linalg_ldl_solve")
@@ -350,16 +378,27 @@ def _refuse_ormqr(
     x: TensorLike, tau: TensorLike, other: TensorLike, left: bool = True, transpose: bool = False
 ) -> None:
     refuse(x.dim() < 2 or other.dim() < 2, "torch.ormqr: input and other must have at least 2 dimensions.")
+    refuse_other_shape("the batch of tau", tau, (*x.shape[:-2], *tau.shape[-1:]))
     refuse(
         list(x.shape[:-2]) != list(other.shape[:-2]),
         "torch.ormqr: input and other must have the same batch dimensions.",
     )
     rows = other.shape[-2] if left else other.shape[-1]
+    refuse(rows != x.shape[-2], "torch.ormqr: other must have as many rows, or columns, as input")
     smaller = rows if rows < x.shape[-1] else x.shape[-1]
     refuse(tau.shape[-1] > x.shape[-1] or tau.shape[-1] != smaller, "torch.ormqr: tau.shape[-1] does not fit")
 
 
 # --- factors and solutions -----------------------------------------------------------------------
+@OP.refuses("linalg_householder_product")
+def _refuse_householder_product(a: TensorLike, tau: TensorLike) -> None:
+    refuse(a.dim() < 2, "torch.linalg.householder_product: input must have at least 2 dimensions.")
+    refuse(a.shape[-2] < a.shape[-1], "torch.linalg.householder_product: input is wider than high")
+    refuse(tau.dim() == 0, "Dimension specified as -1 but tensor has no dimensions", IndexError)
+    refuse(a.shape[-1] < tau.shape[-1], "torch.linalg.householder_product: tau is longer than input is wide")
+    refuse_other_shape("the batch of tau", tau, (*a.shape[:-2], tau.shape[-1]))
+
+
 @OP.formula("cholesky_inverse", "_cholesky_solve_helper", "linalg_householder_product")
 def _by_columns(a: TensorLike, *args: object, **options: object) -> TensorSpec:
     return column_major(a, a.shape)
@@ -372,6 +411,10 @@ def _batch(a: TensorLike, b: TensorLike) -> tuple[Size, ...]:
 
 @OP.formula("cholesky_solve")
 def _cholesky_solve(b: TensorLike, a: TensorLike, upper: bool = False) -> TensorSpec:
+    refuse(b.dim() < 2, lambda: f"b should have at least 2 dimensions, but has {b.dim()} dimensions instead")
+    refuse(a.dim() < 2, lambda: f"u should have at least 2 dimensions, but has {a.dim()} dimensions instead")
+    _refuse_unless_square("cholesky_solve")(a)
+    refuse(a.shape[-1] != b.shape[-2], lambda: f"Incompatible matrix sizes: {list(a.shape)} and {list(b.shape)}")
     return column_major(b, (*_batch(a, b), *b.shape[-2:]))
 
 
@@ -406,6 +449,15 @@ def _solve(a: TensorLike, b: TensorLike, *, left: bool = True, check_errors: boo
     shape = (*a.shape[:-2], a.shape[-1]) if vectors else (*_batch(a, b), *b.shape[-2:])
     x = column_major(a, shape) if left and len(shape) > 1 else contiguous(a, shape)  # a batch of vectors as a matrix
     return x, column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
+
+
+@OP.refuses("triangular_solve")
+def _refuse_triangular_solve(b: TensorLike, a: TensorLike, *args: object, **options: object) -> None:
+    refuse(
+        b.dim() < 2, lambda: f"torch.triangular_solve: Expected b to have at least 2 dimensions, but it has {b.dim()}"
+    )
+    _refuse_unless_square("triangular_solve")(a)
+    refuse(a.shape[-1] != b.shape[-2], lambda: f"Incompatible matrix sizes: {list(a.shape)} and {list(b.shape)}")
 
 
 @OP.formula("triangular_solve")

@@ -10,10 +10,10 @@ from primtorch import prims
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.families import Family, Formula, Rule, Trait
-from primtorch.layout import dense_like
+from primtorch.layout import broadcast, dense_like
 from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
-from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
-from primtorch.operators.refusals import is_empty, refuse, want
+from primtorch.operators.build import Fresh, as_dense, contiguous, elementwise, refuse_fresh
+from primtorch.operators.refusals import is_empty, refuse, refuse_other_shape, want
 from primtorch.promotion import compute_dtype, result_type
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
@@ -105,6 +105,14 @@ def _refuse_huber_loss(x: TensorLike, target: TensorLike, reduction: int = 1, de
     refuse(delta <= 0, "huber_loss does not support non-positive values for delta.")
 
 
+@OP.refuses("soft_margin_loss")
+def _refuse_soft_margin_loss(x: TensorLike, target: TensorLike, reduction: int = 1) -> None:
+    refuse(
+        broadcast(tuple(x.shape), tuple(target.shape)) != tuple(x.shape),
+        lambda: f"output with shape {list(x.shape)} doesn't match the shape of the target {list(target.shape)}",
+    )
+
+
 OP.rule("mse_loss")(_loss(lambda x, y: (x - y) * (x - y)))
 
 
@@ -145,8 +153,7 @@ def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None,
 def _bce_backward(
     grad: TensorLike, x: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: int = 1
 ) -> TensorSpec:
-    shape = tuple(x.shape)
-    return strided(x, shape, dense_like(shape, x.stride()))
+    return as_dense(x)
 
 
 @OP.rule("binary_cross_entropy_backward")
@@ -163,10 +170,17 @@ def _lower_bce_backward(
 
 @OP.formula("binary_cross_entropy_with_logits")
 def _bce_logits(
-    x: TensorLike, target: TensorLike, weight: object = None, pos_weight: object = None, reduction: int = MEAN
-) -> TensorSpec:
+    x: TensorLike, target: TensorLike, weight: TensorLike | None = None, pos_weight: TensorLike | None = None,
+    reduction: int = MEAN,
+) -> TensorSpec:  # fmt: skip
     """The terms are written over 1 - target, so that they have the target's layout and dtype."""
     shape = tuple(target.shape)
+    refuse_other_shape("input", x, shape)
+    for factor in (weight, pos_weight):
+        refuse(
+            factor is not None and broadcast(shape, tuple(factor.shape)) != shape,
+            lambda: f"The weight does not fit the target of the shape {list(shape)}",
+        )
     return TensorSpec(
         () if reduction else shape, () if reduction else dense_like(shape, target.stride()), target.dtype, x.device
     )
@@ -251,7 +265,7 @@ def _refuse_multi_margin_loss(
     _check_rows(x)
     rows = x.shape[0] if x.dim() == 2 else 1
     refuse(
-        target.dim() > 1 or (target.dim() == 1 and target.shape[0] != rows),
+        target.dim() > 1 or (target.shape[0] if target.dim() else 1) != rows,
         lambda: f"multi_margin_loss: target tensor should be 1-D with one element a sample, got {list(target.shape)}",
     )
     refuse(target.dtype is not torch.int64, lambda: f"expected scalar type Long but found {target.dtype}")
@@ -393,11 +407,30 @@ def _nll_loss(
 
 
 @OP.refuses("nll_loss_forward", "nll_loss2d_forward")
-def _refuse_nll_loss(x: TensorLike, target: TensorLike, *args: object) -> None:
+def _refuse_nll_loss(x: TensorLike, target: TensorLike, weight: TensorLike | None, *args: object) -> None:
     refuse(
         target.dtype not in (torch.int64, torch.uint8),
         lambda: f"expected target dtype to be Long or Byte, but got {target.dtype}",
     )
+
+    if x.dim() < 3 and target.dim() < 3:
+        _refuse_labels(x, target)
+    else:
+        refuse(x.dim() != 4 or target.dim() != 3, "only batches of spatial inputs and targets are supported")
+        refuse_other_shape("target", target, (x.shape[0], *x.shape[2:]))
+    classes = x.shape[0] if x.dim() == 1 else x.shape[1]
+    refuse_other_shape("weight", weight, (classes,))
+
+
+def _refuse_labels(x: TensorLike, target: TensorLike) -> None:
+    refuse(x.dim() == 0, "input tensor should be 1D or 2D")
+    refuse(target.dim() > 1, "0D or 1D target tensor expected, multi-target not supported")
+    if x.dim() == 1 and target.dim() == 1:
+        size = target.shape[0]
+        refuse(size != 1, lambda: f"For 1D input, 1D target must have size 1, but got target size: {size}", ValueError)
+    if x.dim() == 2:
+        refuse(target.dim() == 0, "Dimension specified as 0 but tensor has no dimensions", IndexError)
+        refuse_other_shape("target", target, x.shape[:1])
 
 
 @OP.rule("nll_loss_forward", "nll_loss2d_forward")

@@ -19,7 +19,7 @@ from primtorch.layout import (
 )
 from primtorch.operators.build import contiguous, strided
 from primtorch.operators.reduction import vector_norm
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import refuse, refuse_other_shape
 from primtorch.promotion import compute_dtype, result_type
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -220,6 +220,24 @@ def _group_norm(
     statistics = contiguous(x, (N, group), x.dtype if weight is None else weight.dtype)  # on any device
     strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
     return strided(x, x.shape, strides), statistics, statistics
+
+
+@OP.refuses("native_group_norm")
+def _refuse_group_norm(
+    x: TensorLike,
+    weight: TensorLike | None,
+    bias: TensorLike | None,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: int,
+    eps: float,
+) -> None:
+    refuse(group <= 0, lambda: f"Expected num groups to be greater than 0, got {group}")
+    refuse(C % group != 0, lambda: f"Expected {C} channels to be divisible by num_groups, got {group}")
+    refuse_other_shape("weight", weight, (C,))
+    refuse_other_shape("bias", bias, (C,))
+    refuse(x.numel() != N * C * HxW, lambda: f"Expected {list(x.shape)} to have N * C * HxW elements")
 
 
 @OP.rule("native_group_norm")

@@ -13,10 +13,10 @@ from primtorch import prims
 from primtorch.arguments import TENSORS, LikeOptions, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value, tensor_among
 from primtorch.families import Family, Rule, Trait
-from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
+from primtorch.layout import broadcast, broadcast_shapes, contiguous_strides, dense_like
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.creation import full_like, like, made, made_by, made_like
-from primtorch.operators.refusals import WHOLE, refuse, want
+from primtorch.operators.refusals import WHOLE, is_empty, refuse, want
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
 from primtorch.promotion import compute_dtype
@@ -458,6 +458,20 @@ def _refuse_normal(mean: TensorLike | float, std: float = 1.0, *args: object, **
     refuse(std < 0, lambda: f"normal expects std >= 0.0, but found std {std}")
 
 
+@OP.refuses("normal.Tensor_float_out", "normal.float_Tensor_out")
+def _refuse_normal_out(
+    mean: TensorLike | float, std: TensorLike | float = 1.0, *, out: TensorLike, **options: object
+) -> None:
+    """What these draw into is not given the result's shape."""
+    for given in (mean, std):
+        if isinstance(given, TENSORS):
+            shape = tuple(out.shape)
+            refuse(
+                broadcast(shape, tuple(given.shape)) != shape,
+                lambda: f"output with shape {list(out.shape)} doesn't match the broadcast shape",
+            )
+
+
 @OP.formula("normal.float_float")
 def _normal_filled(
     mean: float, std: float, size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]
@@ -593,6 +607,7 @@ def _refuse_multinomial(
         not x.dtype.is_floating_point,
         lambda: f"multinomial only supports floating-point dtypes for input, got {x.dtype}",
     )
+    refuse(is_empty(x.shape[-1]), "invalid multinomial distribution (sum of probabilities <= 0)")
     refuse(num_samples <= 0, "cannot sample n_sample <= 0 samples")
     refuse(
         not replacement and num_samples > x.shape[-1],

@@ -492,6 +492,13 @@ def _renorm(x: TensorLike, p: float, dim: int, maxnorm: float) -> TensorSpec:
 
 @OP.refuses("renorm")
 def _refuse_renorm(x: TensorLike, p: float, dim: int, maxnorm: float) -> None:
+    refuse(p <= 0, "renorm: non-positive-norm not supported")
+    refuse(maxnorm < 0, lambda: f"renorm: expected maxnorm to be >= 0 but got {maxnorm}")
+    at = wrap_dim(dim, x.dim()) if x.dim() else 0
+    refuse(
+        p == math.inf and any(is_empty(size) for d, size in enumerate(x.shape) if d != at),
+        "renorm: the inf norm of no elements has no identity",
+    )
     refuse(x.dim() < 2, lambda: f"renorm: input needs at least 2 dimensions, got {x.dim()} dimensions")
 
 
@@ -610,6 +617,12 @@ def _segment_reduce_backward(
 @OP.formula("hash_tensor?")
 def _hash_tensor(x: TensorLike, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint64)
+
+
+@OP.refuses("hash_tensor?")
+def _refuse_hash_tensor(x: TensorLike, dim: Sequence[int] = (), **options: object) -> None:
+    refuse(any(map(is_empty, x.shape)) and not dim, _OF_NOTHING)
+    _want_elements(x, dim, "hash_tensor")
 
 
 # --- samples ---------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from primtorch import prims
-from primtorch.arguments import Number
+from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.layout import same_shape
 from primtorch.spec import Size
 
 WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -41,6 +42,28 @@ def want(b: Builder, fine: Value, message: str) -> None:
 def is_empty(size: Size) -> bool:
     """Whether a size is known to be 0."""
     return type(size) is int and size == 0
+
+
+def refuse_batch(name: str, x: TensorLike, spatial: int, *, channels: bool = True) -> None:
+    """Raises unless x is (channels, *sizes) or (batch, channels, *sizes) of which only the batch is empty, or without
+    `channels` the first dim."""
+    inner = x.shape[x.dim() - spatial - 1 if channels else 1 :]
+    refuse(
+        x.dim() not in (spatial + 1, spatial + 2) or any(map(is_empty, inner)),
+        lambda: (
+            f"{name}: Expected {spatial + 1}D or {spatial + 2}D (batch mode) tensor with possibly 0 batch size and "
+            f"other non-zero dimensions for input, but got: {list(x.shape)}"
+        ),
+    )
+
+
+def refuse_other_shape(name: str, t: TensorLike | None, shape: Sequence[Size]) -> None:
+    """Raises where an operand that may be left out has another shape."""
+    if t is not None:
+        refuse(
+            not same_shape(t.shape, shape),
+            lambda: f"Expected {name} to have the shape {list(shape)}, but got {list(t.shape)}",
+        )
 
 
 def refuse_overflow(value: Number, dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Rule, Trait
+from primtorch.families import Family, Refusal, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.window import by_rows, laid_out, times
 from primtorch.samples import call, reals
@@ -344,6 +344,26 @@ def _grid_sampler(x: TensorLike, grid: TensorLike, *args: object) -> TensorSpec:
     return by_rows(x, shape)
 
 
+def _refuse_grid_sampler(rank: int) -> Refusal:
+    def check(x: TensorLike, grid: TensorLike, *args: object) -> None:
+        refuse(grid.dim() == 0, "Dimension specified as 0 but tensor has no dimensions", IndexError)
+        shapes = f"input with sizes {list(x.shape)} and grid with sizes {list(grid.shape)}"
+        refuse(
+            x.dim() != rank + 2 or grid.dim() != rank + 2, f"grid_sampler(): expected {rank + 2}D tensors, got {shapes}"
+        )
+        refuse(x.shape[0] != grid.shape[0], f"grid_sampler(): expected one batch size, but got {shapes}")
+        refuse(
+            grid.shape[-1] != rank, f"grid_sampler(): expected grid to have size {rank} in last dimension, got {shapes}"
+        )
+        refuse(any(map(is_empty, x.shape[2:])), f"grid_sampler(): expected non-empty spatial dimensions, got {shapes}")
+
+    return check
+
+
+OP.refuses("grid_sampler_2d")(_refuse_grid_sampler(2))
+OP.refuses("grid_sampler_3d")(_refuse_grid_sampler(3))
+
+
 @OP.formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _grid_sampler_backward(
     grad: TensorLike,
@@ -360,8 +380,11 @@ def _grid_sampler_backward(
 _UPSAMPLED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 
 
-@OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)))
+@OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+            "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa?")  # fmt: skip
 def _refuse_upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **options: object) -> None:
+    rank = len(output_size) + 2
+    refuse(x.dim() != rank, lambda: f"It is expected input_size equals to {rank}, but got size {x.dim()}")
     sizes = *x.shape[2:], *output_size
     refuse(any(map(is_empty, sizes)), lambda: f"Input and output sizes should be greater than 0, but got {sizes}")
     refuse(is_empty(x.shape[1]), lambda: f"Non-empty data tensor expected but got a tensor with sizes {list(x.shape)}")

@@ -11,7 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, PerDim, TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Formula, Rule, Trait
+from primtorch.families import Family, Formula, Refusal, Rule, Trait
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -24,8 +24,8 @@ from primtorch.layout import (
     wrap_dims,
 )
 from primtorch.operators.build import common_device, contiguous, strided
-from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
-from primtorch.operators.view import select_position, slice_bound, slice_bounds
+from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_overflow
+from primtorch.operators.view import diagonal, refuse_strides, select_position, slice_bound, slice_bounds
 from primtorch.operators.window import laid_out
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
@@ -155,6 +155,8 @@ def _refuse_rot90(x: TensorLike, k: int = 1, dims: Sequence[int] = (0, 1)) -> No
     refuse(x.dim() < 2, lambda: f"expected total dims >= 2, but got total dims = {x.dim()}")
     first, second = (d + x.dim() if d < 0 else d for d in dims)
     refuse(first == second, lambda: f"expected rotation dims to be different, but got {dims[0]} and {dims[1]}")
+    for d in dims:
+        wrap_dim(d, x.dim())
 
 
 @OP.rule("rot90")
@@ -326,6 +328,21 @@ def _check_part(src: TensorLike, part: Sequence[Size]) -> None:
         )
 
 
+@OP.refuses("diagonal_scatter")
+def _refuse_diagonal(x: TensorLike, src: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    _check_part(src, diagonal(x, offset, dim1, dim2).shape)
+
+
+@OP.refuses("as_strided_scatter")
+def _refuse_places(x: TensorLike, src: TensorLike, size: Sequence[Size], stride: Sequence[Size], *rest: Size) -> None:
+    refuse_strides(x, size, stride, *rest)
+    _check_part(src, size)
+    refuse(
+        any(type(step) is int and step == 0 and n != 1 for n, step in zip(size, stride, strict=True)),
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+    )
+
+
 @OP.formula("diagonal_scatter", "as_strided_scatter")
 def _with_part(x: TensorLike, src: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     """In the layout of `x`, gaps included, unless elements of `x` surely share memory."""
@@ -484,6 +501,14 @@ def _channel_shuffle(x: TensorLike, groups: Size) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
 
 
+@OP.refuses("channel_shuffle", "native_channel_shuffle")
+def _refuse_channel_shuffle(x: TensorLike, groups: Size) -> None:
+    refuse(x.dim() < 3, lambda: f"channel_shuffle expects input with > 2 dims, but got input with {list(x.shape)}")
+    refuse(groups <= 0, lambda: f"Number of groups to divide channels in must be positive, not {groups}")
+    channels = x.shape[1]
+    refuse(channels // groups * groups != channels, "Number of channels must be divisible by groups.")
+
+
 @OP.rule("channel_shuffle", "native_channel_shuffle?")
 def _lower_channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
     n, c, *rest = x.shape
@@ -600,6 +625,7 @@ def _block_diag(tensors: Sequence[TensorLike]) -> TensorSpec:
     columns: Size = 0
     dtype = tensors[0].dtype
     for t in tensors:
+        refuse(t.dim() > 2, "torch.block_diag: Input tensors must have 2 or fewer dimensions")
         rows = rows + (t.shape[0] if t.dim() == 2 else 1)
         columns = columns + (t.shape[-1] if t.dim() else 1)
         dtype = torch.promote_types(dtype, t.dtype)
@@ -690,8 +716,28 @@ def _padded(spatial: int) -> Formula:
     return formula
 
 
+def _refuse_padded(spatial: int, reflects: bool) -> Refusal:
+    def check(x: TensorLike, padding: Sequence[Size]) -> None:
+        refuse(len(padding) != 2 * spatial, lambda: f"padding size is expected to be {2 * spatial}")
+        refuse_batch("padding", x, spatial)
+        for i in range(spatial):
+            size, low, high = x.shape[-1 - i], padding[2 * i], padding[2 * i + 1]
+            refuse(
+                reflects and (low >= size or high >= size),
+                lambda: (
+                    f"Padding size should be less than the corresponding input dimension, but got: padding ({low}, "
+                    f"{high}) at dimension {x.dim() - 1 - i} of input {list(x.shape)}"
+                ),
+            )
+            refuse(size + low + high < 1, lambda: f"input of size {size} is too small for padding ({low}, {high})")
+
+    return check
+
+
 for _spatial in (1, 2, 3):
     OP.formula(f"reflection_pad{_spatial}d", f"replication_pad{_spatial}d")(_padded(_spatial))
+    OP.refuses(f"reflection_pad{_spatial}d")(_refuse_padded(_spatial, True))
+    OP.refuses(f"replication_pad{_spatial}d")(_refuse_padded(_spatial, False))
 
 
 @OP.formula("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",

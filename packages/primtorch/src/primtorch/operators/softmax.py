@@ -12,6 +12,7 @@ from primtorch.builder import Builder, Value
 from primtorch.families import Family, Trait
 from primtorch.layout import wrap_dim
 from primtorch.operators.build import contiguous
+from primtorch.operators.refusals import refuse_other_shape
 from primtorch.promotion import compute_dtype
 from primtorch.samples import call, listed, reals, truths
 from primtorch.spec import TensorSpec
@@ -48,6 +49,7 @@ def lower_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -
 
 @OP.formula("_safe_softmax")
 def _safe_softmax(x: TensorLike, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    wrap_dim(dim, x.dim())
     return contiguous(x, x.shape, dtype or x.dtype)
 
 
@@ -74,6 +76,8 @@ def _lower_log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> V
 
 @OP.formula("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(grad: TensorLike, output: TensorLike, dim: int, input_dtype: torch.dtype) -> TensorSpec:
+    wrap_dim(dim, grad.dim())
+    refuse_other_shape("grad", grad, output.shape)
     return contiguous(grad, grad.shape, input_dtype)
 
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from primtorch import prims
-from primtorch.arguments import Number, TensorLike
+from primtorch.arguments import TENSORS, Number, TensorLike
 from primtorch.builder import Builder, Operand, Value, same_size
 from primtorch.families import Family, Rule, Trait
-from primtorch.layout import contiguous_strides, dense_like, product, strides_in_order, wrap_dim
+from primtorch.layout import contiguous_strides, dense_like, product, same_shape, strides_in_order, wrap_dim
 from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
 from primtorch.operators.creation import lower_linspace
 from primtorch.operators.elementwise import same
 from primtorch.operators.reduction import full_formula, is_known, max_dim, refuse_element_along, want_some
-from primtorch.operators.refusals import refuse
+from primtorch.operators.refusals import refuse, refuse_other_shape
 from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
@@ -171,6 +171,32 @@ def _searchsorted(
     return contiguous(values, values.shape, torch.int32 if out_int32 else torch.int64)
 
 
+@OP.refuses("searchsorted.Tensor")
+def _refuse_searchsorted(
+    sequence: TensorLike, values: TensorLike, *, sorter: TensorLike | None = None, **options: object
+) -> None:
+    _refuse_sequence(sequence, sorter)
+    ranks = f"but got dim({sequence.dim()}) and dim({values.dim()})"
+    refuse(not values.dim() and sequence.dim() != 1, f"a scalar is searched for in boundaries of dimension 1, {ranks}")
+    refuse(
+        sequence.dim() != 1 and not same_shape(sequence.shape[:-1], values.shape[:-1]),
+        f"boundaries tensor should be 1 dimension or the first N-1 dimensions must match, {ranks}",
+    )
+
+
+@OP.refuses("searchsorted.Scalar")
+def _refuse_searchsorted_number(
+    sequence: TensorLike, value: Number, *, sorter: TensorLike | None = None, **options: object
+) -> None:
+    _refuse_sequence(sequence, sorter)
+    refuse(sequence.dim() != 1, "a scalar is searched for in boundaries of dimension 1")
+
+
+def _refuse_sequence(sequence: TensorLike, sorter: TensorLike | None) -> None:
+    refuse(sequence.dim() == 0, "boundaries tensor should have positive dimension, but got 0 dimension")
+    refuse_other_shape("sorter", sorter, sequence.shape)
+
+
 @OP.rule("searchsorted.Tensor", "searchsorted.Scalar")
 def _lower_searchsorted(
     b: Builder,
@@ -230,6 +256,25 @@ def _histogram(x: TensorLike, bins: Size = 100, **options: object) -> tuple[Tens
 @OP.formula("histogram.bins_tensor")
 def _histogram_edges(x: TensorLike, bins: TensorLike, **options: object) -> tuple[TensorSpec, TensorSpec]:
     return contiguous(x, (bins.shape[0] - 1,)), contiguous(x, bins.shape)
+
+
+@OP.refuses("histogram.bin_ct")
+def _refuse_histogram(x: TensorLike, bins: Size = 100, *, weight: TensorLike | None = None, **options: object) -> None:
+    refuse(bins <= 0, lambda: f"torch.histogram(): bins must be > 0, but got {bins}")
+    refuse_other_shape("weight", weight, x.shape)
+
+
+def _refuse_edges(edges: TensorLike) -> None:
+    refuse(edges.dim() != 1, "bins tensor should have one dimension")
+    refuse(edges.shape[0] < 2, "torch.histogram(): bins must be > 0")
+
+
+@OP.refuses("histogram.bins_tensor")
+def _refuse_histogram_edges(
+    x: TensorLike, bins: TensorLike, *, weight: TensorLike | None = None, **options: object
+) -> None:
+    _refuse_edges(bins)
+    refuse_other_shape("weight", weight, x.shape)
 
 
 @OP.rule("histogram.bins_tensor")
@@ -339,6 +384,13 @@ def _unique_consecutive(
     return contiguous(x, (count,)), inverse, contiguous(x, (count,) if return_counts else (0,), torch.int64)
 
 
+@OP.refuses("bincount")
+def _refuse_bincount(x: TensorLike, weights: TensorLike | None = None, minlength: int = 0, **options: object) -> None:
+    refuse(x.dim() != 1, "bincount only supports 1-d non-negative integral inputs.")
+    refuse(minlength < 0, "minlength should be >= 0")
+    refuse_other_shape("weights", weights, x.shape)
+
+
 @OP.formula("bincount")
 def _bincount(
     x: TensorLike, weights: TensorLike | None = None, minlength: int = 0, *, fresh: Fresh = refuse_fresh
@@ -347,6 +399,22 @@ def _bincount(
     empty = type(x.shape[0]) is int and x.shape[0] == 0
     count = minlength if empty else fresh(None, minlength)
     return contiguous(x, (count,), torch.int64 if weights is None or empty else kept)
+
+
+@OP.refuses("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
+def _refuse_histogramdd(
+    x: TensorLike, bins: Sequence[Size | TensorLike], *, weight: TensorLike | None = None, **options: object
+) -> None:
+    refuse(x.dim() < 2, "torch.histogramdd: input tensor should have at least 2 dimensions")
+    refuse(
+        len(bins) != x.shape[-1], "histogramdd: The size of bins must be equal to the innermost dimension of the input."
+    )
+    for edges in bins:
+        if isinstance(edges, TENSORS):
+            _refuse_edges(edges)
+        else:
+            refuse(edges <= 0, "torch.histogramdd: bins must be > 0")
+    refuse_other_shape("weight", weight, x.shape[:-1])
 
 
 @OP.formula("_histogramdd_bin_edges")
@@ -367,6 +435,12 @@ def _histogramdd_edges(x: TensorLike, bins: Sequence[TensorLike], **options: obj
 @OP.formula("mode")
 def _mode(x: TensorLike, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return max_dim(x, dim, keepdim)
+
+
+@OP.refuses("histc")
+def _refuse_histc(x: TensorLike, bins: Size = 100, min: float = 0, max: float = 0) -> None:
+    refuse(bins <= 0, lambda: f"bins must be > 0, but got {bins}")
+    refuse(min > max, "torch.histc: max must be larger than min")
 
 
 @OP.formula("histc")

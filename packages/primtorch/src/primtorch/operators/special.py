@@ -12,6 +12,7 @@ from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
+from primtorch.operators.refusals import refuse
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, result_type
 from primtorch.samples import call, reals
@@ -131,6 +132,11 @@ def _lower_logit(b: Builder, x: Value, eps: float | None = None) -> Value:
     return (p / (1.0 - p)).map(prims.log).to(dtype)
 
 
+@OP.refuses("mvlgamma")
+def _refuse_mvlgamma(x: TensorLike, p: int) -> None:
+    refuse(p < 1, "p has to be greater than or equal to 1")
+
+
 @OP.rule("mvlgamma")
 def _lower_mvlgamma(b: Builder, x: Value, p: int) -> Value:
     dtype = float_of(x.dtype)
@@ -139,6 +145,11 @@ def _lower_mvlgamma(b: Builder, x: Value, p: int) -> Value:
     for i in range(p):
         out = out + (wide - i / 2).map(prims.lgamma)
     return out.to(dtype)
+
+
+@OP.refuses("polygamma")
+def _refuse_polygamma(n: int, x: TensorLike) -> None:
+    refuse(n < 0, "polygamma(n, x) does not support negative n.")
 
 
 @OP.formula("polygamma")
@@ -169,6 +180,7 @@ def _lower_ldexp(b: Builder, x: Value, exponent: Value) -> Value:
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("polygamma_")
 def _polygamma_in_place(x: TensorLike, n: int) -> TensorLike:
+    _refuse_polygamma(n, x)
     if not x.dtype.is_floating_point:
         raise RuntimeError(f"result type Float can't be cast to the desired output type {x.dtype}")
     return x

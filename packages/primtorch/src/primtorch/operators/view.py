@@ -14,6 +14,7 @@ from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Trait
 from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
+from primtorch.operators.refusals import refuse
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -413,6 +414,18 @@ def _lower_select(b: Builder, x: Value, dim: int, index: Size) -> Value:
     return x.select(dim, select_position(index, x.shape[dim], dim))
 
 
+@OP.refuses("split.Tensor", "unsafe_split.Tensor", "split_copy.Tensor")
+def _refuse_split(x: TensorLike, split_size: Size, dim: int = 0) -> None:
+    refuse(x.dim() == 0, "split expects at least a 1-dimensional tensor")
+    refuse(split_size < 0, lambda: f"split expects split_size be non-negative, but got split_size={split_size}")
+    wrap_dim(dim, x.dim())
+
+
+@OP.refuses("split_with_sizes", "split.sizes", "unsafe_split_with_sizes", "split_with_sizes_copy")
+def _refuse_split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> None:
+    refuse(x.dim() == 0, "split expects at least a 1-dimensional tensor")
+
+
 @OP.formula("split_with_sizes", "split.sizes")
 def _split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())
@@ -501,7 +514,12 @@ def _lower_same(b: Builder, x: Value, *rest: object) -> Value:
 
 
 @OP.formula("diagonal")
-def _diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+def diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+    """The view of the elements x[..., i, i + offset] of two dims, whose dim is the last one.
+
+    Raises:
+        IndexError: a dim is none of x's; RuntimeError: the two are one.
+    """
     a, b = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
@@ -527,6 +545,8 @@ def _lower_diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: 
 
 @OP.formula("unfold")
 def _unfold(x: TensorLike, dimension: int, size: int, step: int) -> TensorSpec:
+    refuse(size < 0, lambda: f"size is {size} but must be >= 0")
+    refuse(step <= 0, lambda: f"step is {step} but must be > 0")
     at = wrap_dim(dimension, x.dim())
     if x.dim() == 0:
         if size > 1:
@@ -535,8 +555,6 @@ def _unfold(x: TensorLike, dimension: int, size: int, step: int) -> TensorSpec:
     shape, strides = list(x.shape), list(x.stride())
     if size > shape[at]:
         raise RuntimeError(f"maximum size for tensor at dimension {at} is {shape[at]} but size is {size}")
-    if step <= 0:
-        raise RuntimeError(f"step is {step} but must be > 0")
     stride = strides[at]
     shape[at] = (shape[at] - size) // step + 1
     strides[at] = stride * step
@@ -553,6 +571,17 @@ def _as_strided(
     x: TensorLike, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
 ) -> TensorSpec:
     return view(x, size, stride, storage_offset)
+
+
+@OP.refuses("as_strided", "as_strided_copy")
+def refuse_strides(
+    x: TensorLike, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> None:
+    """Raises RuntimeError for sizes, strides and an offset that are those of no tensor."""
+    refuse(len(size) != len(stride), "mismatch in length of strides and shape")
+    refuse(any(n < 0 for n in size), lambda: f"as_strided: Negative sizes are not supported: {list(size)}")
+    refuse(any(n < 0 for n in stride), lambda: f"as_strided: Negative strides are not supported: {list(stride)}")
+    refuse(storage_offset is not None and storage_offset < 0, lambda: f"invalid storage offset {storage_offset}")
 
 
 @OP.rule("as_strided", "as_strided_copy?")

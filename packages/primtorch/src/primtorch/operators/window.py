@@ -1,4 +1,4 @@
-"""Pooling, and columns of patches."""
+"""Pooling."""
 
 # ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
 
@@ -17,7 +17,7 @@ from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
-from primtorch.operators.refusals import is_empty, refuse
+from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_other_shape
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, integers, listed, reals
@@ -127,7 +127,11 @@ def _max_pool(spatial: int) -> Formula:
 OP.formula("max_pool2d_with_indices")(_max_pool(2))
 
 
-def _check_window(kernel: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size]) -> None:
+def _check_window(
+    kernel: Sequence[Size], stride: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size]
+) -> None:
+    for name, values in (("kernel size", kernel), ("stride", stride), ("dilation", dilation)):
+        refuse(any(v <= 0 for v in values), lambda: f"{name} should be greater than zero, but got {list(values)}")
     wide = max(len(kernel), len(padding), len(dilation))
     k, p, d = (list(v) * wide if len(v) == 1 else list(v) for v in (kernel, padding, dilation))
     for size, pad, spread in zip(k, p, d, strict=False):
@@ -141,13 +145,6 @@ def _check_window(kernel: Sequence[Size], padding: Sequence[Size], dilation: Seq
         )
 
 
-def _check_pooled_rank(x: TensorLike, spatial: int) -> None:
-    refuse(
-        x.dim() not in (spatial + 1, spatial + 2),
-        lambda: f"non-empty {spatial + 1}D or {spatial + 2}D (batch mode) tensor expected for input",
-    )
-
-
 def _refuse_max_pool(spatial: int) -> Refusal:
     def check(
         x: TensorLike,
@@ -157,10 +154,8 @@ def _refuse_max_pool(spatial: int) -> Refusal:
         dilation: Sequence[Size] = (1,),
         ceil_mode: bool = False,
     ) -> None:
-        _check_pooled_rank(x, spatial)
-        _check_window(kernel_size, padding, dilation)
-        inner = x.shape[x.dim() - spatial - 1 :]
-        refuse(any(is_empty(s) for s in inner), "Expected input's non-batch dimensions to have positive length")
+        refuse_batch(f"max_pool{spatial}d", x, spatial)
+        _check_window(kernel_size, stride, padding, dilation)
 
     return check
 
@@ -178,6 +173,19 @@ OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
 )
 def _pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
+
+
+@OP.refuses("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _refuse_max_pool_backward(
+    grad: TensorLike,
+    x: TensorLike,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    *args: object,
+) -> None:
+    _check_window(kernel_size, stride, padding, dilation)
 
 
 @OP.formula("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
@@ -401,8 +409,11 @@ def _refuse_avg_pool(spatial: int) -> Refusal:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> None:
-        _check_pooled_rank(x, spatial)
-        _check_window(kernel_size, padding, (1,))
+        refuse_batch(f"avg_pool{spatial}d", x, spatial)
+        _check_window(kernel_size, stride, padding, (1,))
+        if spatial == 3:
+            sides = zip(x.shape[-3:], per_dim(kernel_size, 3), strict=True)
+            refuse(any(size < side for size, side in sides), "input image is smaller than the kernel")
         refuse(divisor_override == 0, "divisor must be not zero")
 
     return check
@@ -476,10 +487,13 @@ def _adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> TensorSpec
 
 @OP.refuses("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _refuse_adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> None:
+    rank = len(output_size)
+    refuse(x.dim() not in (rank + 1, rank + 2), lambda: f"Expected {rank + 1}D or {rank + 2}D tensor, not {x.dim()}D")
     refuse(
-        any(map(is_empty, x.shape[-len(output_size) :])),
+        any(map(is_empty, x.shape[-rank:])),
         lambda: f"adaptive_avg_pool: Expected input to have non-zero size for pooled dimensions, not {list(x.shape)}",
     )
+    refuse(any(s < 0 for s in output_size), "elements of output_size must be greater than or equal to 0")
 
 
 OP.rule("_adaptive_avg_pool2d")(_lower_adaptive_avg_pool(2))
@@ -584,75 +598,6 @@ def _max_unpool3d(x: TensorLike, indices: TensorLike, output_size: Sequence[Size
 OP.rule("max_unpool3d")(_lower_max_unpool(3))
 
 
-# --- columns of patches ----------------------------------------------------------------------------
-def _patch_positions(b: Builder, out: Size, kernel: Size, dilation: Size, stride: Size, device: torch.device) -> Value:
-    """(kernel, out) positions in the padded image."""
-    tap = b.iota(kernel, device, step=dilation).unsqueeze(1)
-    return tap + b.iota(out, device, step=stride).unsqueeze(0)
-
-
-def _patch_count(size: Size, kernel: Size, dilation: Size, padding: Size, stride: Size) -> Size:
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-@OP.formula("im2col")
-def _im2col(
-    x: TensorLike, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
-) -> TensorSpec:
-    *lead, channels, height, width = x.shape
-    rows, columns = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, d, p, s in zip((height, width), kernel_size, dilation, padding, stride, strict=True)
-    )
-    shape = (*lead, channels * kernel_size[0] * kernel_size[1], rows * columns)
-    return by_rows(x, shape)
-
-
-@OP.rule("im2col")
-def _lower_im2col(
-    b: Builder, x: Value, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
-) -> Value:
-    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
-    image = x if x.rank == 4 else x.unsqueeze(0)
-    n, c, *spatial = image.shape
-    out = [_patch_count(*v) for v in zip(spatial, kernel, dilation, padding, stride, strict=True)]
-    if any(not isinstance(p, int) or p != 0 for p in padding):
-        image = b.emit(prims.pad, image, (0, 0, *padding), (0, 0, *padding), b.number(0, image))
-    rows, columns = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)), False)
-    result = patches.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
-    return result if x.rank == 4 else result.squeeze(0)
-
-
-@OP.formula("col2im")
-def _col2im(x: TensorLike, output_size: Sequence[Size], kernel_size: Sequence[int], *args: object) -> TensorSpec:
-    *lead, rows, _ = x.shape
-    shape = (*lead, rows // (kernel_size[0] * kernel_size[1]), *output_size)
-    return by_rows(x, shape)
-
-
-@OP.rule("col2im")
-def _lower_col2im(
-    b: Builder, x: Value, output_size: PerDim, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
-) -> Value:
-    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
-    size = per_dim(output_size, 2)
-    columns = x if x.rank == 3 else x.unsqueeze(0)
-    n = columns.shape[0]
-    c = columns.shape[1] // (kernel[0] * kernel[1])
-    out = [_patch_count(*v) for v in zip(size, kernel, dilation, padding, stride, strict=True)]
-    patches = columns.compute().reshape((n, c, *kernel, *out)).permute((0, 1, 2, 4, 3, 5))
-    padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
-    zeros = b.full((n, c, *padded), 0, patches.dtype, x.device)
-    rows, cols = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    places = (None, None, rows.unsqueeze(2, 3), cols.unsqueeze(0, 1))
-    image = b.emit(prims.index_put, zeros, places, patches, True, False)
-    for d in range(2):
-        image = image.slice(2 + d, padding[d], padding[d] + size[d])
-    image = image.to(x.dtype)
-    return image if x.rank == 3 else image.squeeze(0)
-
-
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max_pool(x: TensorLike, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
@@ -666,6 +611,7 @@ def _refuse_adaptive_max_pool(rank: int) -> Refusal:
     def check(x: TensorLike, output_size: Sequence[Size]) -> None:
         refuse(len(output_size) != rank, lambda: f"adaptive_max_pool{rank}d(): output_size must have {rank} elements")
         refuse(any(s < 0 for s in output_size), lambda: f"negative dimension in output_size {list(output_size)}")
+        refuse_batch(f"adaptive_max_pool{rank}d()", x, rank, channels=False)
 
     return check
 
@@ -681,6 +627,20 @@ def _fractional_max_pool(
     shape = (*x.shape[: x.dim() - len(output_size)], *output_size)
     strides = contiguous_strides(shape)
     return strided(x, shape, strides), strided(x, shape, strides, torch.int64)
+
+
+@OP.refuses("fractional_max_pool2d", "fractional_max_pool3d")
+def _refuse_fractional_max_pool(
+    x: TensorLike, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: TensorLike
+) -> None:
+    rank = len(output_size)
+    refuse_batch(f"fractional_max_pool{rank}d()", x, rank, channels=False)
+    refuse(any(n <= 0 for n in (*kernel_size, *output_size)), "kernel size and output size should be positive")
+    least = 1 if rank == 3 else 0
+    room = [size - k - o + 1 for size, k, o in zip(x.shape[-rank:], kernel_size, output_size, strict=True)]
+    refuse(any(n < least for n in room), lambda: f"pool too large relative to input {list(x.shape)}")
+    batch = x.shape[0] if x.dim() == rank + 2 else 1
+    refuse_other_shape("random_samples", random_samples, (batch, x.shape[-rank - 1], rank))
 
 
 @OP.formula("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
@@ -703,8 +663,6 @@ OP.samples("avg_pool2d", call(_AREA, [3, 3], [2, 2], [1, 1], True), call(_AREA, 
 OP.samples("avg_pool2d_backward", call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], False, True, None))
 OP.samples("avg_pool3d", call(_VOLUME, [2, 2, 2]))
 OP.samples("avg_pool3d_backward", call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, 5))
-OP.samples("im2col", call(_AREA, [3, 2], [1, 2], [1, 0], [2, 1]))
-OP.samples("col2im", call(reals(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]))
 OP.samples("fractional_max_pool2d", call(_AREA, [2, 2], [3, 4], reals(2, 3, 2, low=0.0, high=1.0)))
 OP.samples("fractional_max_pool2d_backward", call(reals(2, 3, 3, 4), _AREA, [2, 2], [3, 4], integers(2, 3, 3, 4)))
 OP.samples("fractional_max_pool3d", call(_VOLUME, [2, 2, 2], [2, 3, 3], reals(1, 2, 3, low=0.0, high=1.0)))
