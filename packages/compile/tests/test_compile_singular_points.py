@@ -242,6 +242,7 @@ OTHER: dict[str, Apart] = {
     **dict.fromkeys(("nn.functional.rrelu", "nn.functional.fractional_max_pool2d"), DRAWS),
     "nn.functional.fractional_max_pool3d": DRAWS,
     **dict.fromkeys(("_batch_norm_with_update", "_native_batch_norm_legit"), WRITES),
+    "nn.functional.gaussian_nll_loss": WRITES,  # under no_grad
     **dict.fromkeys(("to_sparse", "sparse.mm", "sparse.sampled_addmm"), NOT_DENSE),
     "linalg.eig": Apart("eager asks the data whether the loss depends on the phase of the vectors"),
     "logit": Apart("beyond `eps` eager's second derivative is 0 times infinity, and ours is 0"),

@@ -6,7 +6,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -139,12 +139,19 @@ def differences(
     return found
 
 
-@pytest.fixture(autouse=True)
-def as_a_user_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def as_users_call() -> Iterator[None]:
     """The database's random operators seed the generator around their call."""
-    monkeypatch.setattr(common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))
-    with warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))
         warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_calls() -> Iterator[None]:
+    """Every test of the module that imports it."""
+    with as_users_call():
         yield
 
 
