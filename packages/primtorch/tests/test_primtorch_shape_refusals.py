@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from refusal_calls import Call, as_a_user_calls, as_users_call, differences, drawn, forms, seed_of_now  # noqa: F401
+from refusal_calls import Asking, Call, as_a_user_calls, as_users_call, differences, drawn, forms, seed_of_now  # noqa: F401
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+from primtorch.symbolic import ShapeEnv
 
 OUTSIDE = {
     **dict.fromkeys(
@@ -99,6 +101,15 @@ def test_slice_of_the_operator_database():
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     found = json.loads(done.stdout.splitlines()[-1])
     assert not found, "\n".join((f"seed {seed}", *found[:20]))
+
+
+@pytest.mark.parametrize(
+    "name", ["bernoulli_", "normal_", "uniform_", "exponential_", "cauchy_", "log_normal_", "random_"]
+)
+def test_what_a_call_leaves_out_is_what_that_operator_has_by_default(name: str) -> None:
+    """`bernoulli_` has a chance of one half, and the function that gives what it writes has none."""
+    with Asking(ShapeEnv()):
+        getattr(torch.zeros(3), name)()
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ _draw("exponential", (1.0,), lambda rate: rate > 0, "lambda > 0.0")
 _draw("geometric", (), lambda p: 0 < p < 1, "p to be in (0, 1)")
 _draw("uniform", (0.0, 1.0), lambda low, high: low <= high, "from <= to")
 _draw("normal_functional", (0.0, 1.0), lambda mean, std: std >= 0, "std >= 0.0")
-_draw("bernoulli.p", (), lambda p: 0 <= p <= 1, "p to be in [0, 1]")
+_draw("bernoulli.p", (0.5,), lambda p: 0 <= p <= 1, "p to be in [0, 1]")  # of `bernoulli_`: the function has none
 
 
 def _drawn_integers(low: Size, high: Size | None, dtype: torch.dtype) -> None:
