@@ -186,16 +186,7 @@ def test_a_container_of_another_length_is_what_it_is(name: str, fullgraph: bool)
         assert plain(compiled(X, inside)) == plain(case.program(X, outside)), f"length {length}"
 
 
-def _repeated(x: torch.Tensor, items: Any) -> torch.Tensor:
-    return x * sum(items)
-
-
 BOUNDED: dict[str, tuple[Callable[[int], Any], Program]] = {
-    "a tuple's length": (numbers_to := lambda n: tuple(range(n)), lambda x, p: x * len(p)),
-    "a tuple's items": (numbers_to, total),
-    "a tuple's sum": (numbers_to, _repeated),
-    "a tuple's values": (lambda n: (n, n + 1), _repeated),
-    "in a tuple": (numbers_to, lambda x, p: x * (5 in p)),
     "a dict's other keys": (lambda n: {n: 1.0}, lambda x, p: x * sum(p.values())),
     "stacked": (lambda n: made(list, n + 1), lambda x, p: x + torch.stack(p).sum(0)),
     "joined": (lambda n: made(list, n + 1), lambda x, p: x + torch.cat(p).sum(0)),

@@ -424,7 +424,10 @@ class Externals:
     def _may_grow(self, value: Any, kind: type, source: Source) -> bool:
         """Whether an empty one may stand for a list, a tuple or a dict: C code that shows a table would show that."""
         is_shown = isinstance(source, Reading) and source.read is table_shown
-        return self.inputs.grows(source) and not is_shown
+        is_read_natively = (
+            kind is tuple and value and is_constant(value)
+        )  # a function's defaults, fields, a format's values
+        return self.inputs.grows(source) and not is_shown and not is_read_natively
 
     def _container(self, value: Any, kind: type, source: Source) -> object:
         self.guard(source, GuardKind.TYPE, kind)
