@@ -84,7 +84,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lowering", "in_place", "missing_tangents", "partitioners", "stages"),
         ("kept_values", "other_sizes", "flattened", "compilers"),
         ("first_backward",),
-        ("recompute", "double_backward", "assumptions", "eager_compiler", "wrappers"),
+        ("recompute", "double_backward", "unseen_writes", "assumptions", "eager_compiler", "wrappers"),
         ("recorder",),
         ("special_operators", "nested_regions", "backward"),
         ("higher_order",),

@@ -26,7 +26,16 @@ from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_effect, is_random, output_values
-from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
+from aotautograd.schemas import (
+    HISTORY,
+    STAND_IN,
+    UNSEEN,
+    FunctionCall,
+    FunctionResult,
+    GradientInfo,
+    History,
+    JointGraph,
+)
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of
 
@@ -172,6 +181,13 @@ def gradient_program(
     Random values are not drawn again: they, or what was made of them alone, come from what the forward kept, as do the
     other `known` values, which have no history. Raises DoubleBackwardUnavailable if that is not enough.
     """
+    if UNSEEN in joint.module.meta:
+        raise DoubleBackwardUnavailable(
+            "a derivative of the backward needs the history of a tensor that the program writes where autograd does "
+            "not see it (under no_grad, through .data or a detached alias), or reads by .data; write to a copy, and "
+            "read by detach()",
+            joint.module.meta[UNSEEN],
+        )
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
     totals = {_total(joint, i): i for i in cut.observed}

@@ -15,6 +15,7 @@ from aotautograd.schemas import (
     PHASE,
     REGION,
     STAND_IN,
+    UNSEEN,
     FunctionCall,
     FunctionResult,
     History,
@@ -59,6 +60,9 @@ class _Flattening:
         held = {str(n.target): getattr(self.joint.module, str(n.target)) for n in _constants(self.joint.module.graph)}
         module = _LazyGraphModule(held | self.constants, self.graph, "Flat")
         module.meta.update(self.joint.module.meta)
+        for joint in self.regions.values():
+            if UNSEEN in joint.module.meta:
+                module.meta.setdefault(UNSEEN, joint.module.meta[UNSEEN])
         totals = {tangent: self.env[_present(total)] for tangent, total in self.joint.totals.items()}
         eliminate_dead_code(self.graph)
         return replace(self.joint, module=module, totals=totals)

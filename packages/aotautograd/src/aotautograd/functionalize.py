@@ -142,7 +142,7 @@ class InPlaceCalls(TorchFunctionMode):
             return self._with_own_statistics(views, func, args, kwargs)
         overload = overload_of(func, args, kwargs)
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
-        in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
+        in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in AUGMENTED)
         if overload is not None and is_foreign(overload):
             in_place = False  # its schema says what it writes, its body what may not be written
         elif not in_place and type(func) is FunctionType:
@@ -332,7 +332,7 @@ def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]
 _SHAPES = CHANGES | {"detach_"}
 _NO_WRITE = _SHAPES | {"requires_grad_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_", "rename_",
                        "__get__", "__set__"}  # fmt: skip
-_AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
                         "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
 _OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "

@@ -33,7 +33,7 @@ from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
+from aotautograd.schemas import UNSEEN, JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
@@ -204,6 +204,8 @@ def _traced(
     recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
+    if recorder.unseen.first is not None:
+        module.meta[UNSEEN] = recorder.unseen.first
     joint = JointGraph(module, metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
     return _under_assumptions(joint, recorder)
 
@@ -358,6 +360,30 @@ def _call(
     return PROGRAMS_OVER_SYMBOLS.get(function, function)(*args, **kwargs)
 
 
+def _run_node(
+    recorder: Recorder,
+    module: fx.GraphModule,
+    node: fx.Node,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    present: PresentViews,
+    nested: TracedCalls,
+) -> object:
+    """What a call of the graph gives."""
+    if isinstance(node.target, InvokeSubgraph):
+        found = nested.region(node.target, args)
+        body: Any = node.target.bodies[0]
+        return _interpret(recorder, body, args, present, nested) if found is None else found
+    if node.op == "call_function":
+        result = _call(recorder, node.target, args, kwargs)  # type: ignore[arg-type]  # which it is
+        if node.target in _CHOICES:
+            note([_CHOICES[node.target]])
+        return result
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return module.get_submodule(str(node.target))(*args, **kwargs)
+
+
 def _interpret(
     recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews, nested: TracedCalls
 ) -> Values:
@@ -380,23 +406,12 @@ def _interpret(
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: present.of(values[n]))
                 function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
-                if isinstance(node.target, InvokeSubgraph):
-                    found = nested.region(node.target, args)
-                    body: Any = node.target.bodies[0]
-                    values[node] = _interpret(recorder, body, args, present, nested) if found is None else found
-                elif node.op == "call_function":
-                    values[node] = _call(recorder, node.target, args, kwargs)
-                    if node.target in _CHOICES:
-                        note([_CHOICES[node.target]])
-                elif node.op == "call_method":
-                    values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-                else:
-                    values[node] = module.get_submodule(node.target)(*args, **kwargs)
-                values[node] = present.behind(values[node])
-                if node.target == "detach_":
-                    recorder.note_detached(values[node])
-                elif recorder.follows_history:
-                    recorder.note_history(values[node], function, given)
+                with recorder.unseen.watching(node.target, args, kwargs, stack):
+                    values[node] = present.behind(_run_node(recorder, module, node, args, kwargs, present, nested))
+                    if node.target == "detach_":
+                        recorder.note_detached(values[node])
+                    elif recorder.follows_history:
+                        recorder.note_history(values[node], function, given)
         except Exception as error:
             if stack and not isinstance(error, AotAutogradError):
                 error.add_note("while tracing" + user_location(stack))

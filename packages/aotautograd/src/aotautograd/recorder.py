@@ -21,6 +21,7 @@ from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.passes import is_random
 from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
+from aotautograd.unseen_writes import UnseenWrites
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue
 from primtorch.fake import METADATA, FakeMode, FakeTensor, propagate
@@ -110,6 +111,7 @@ class Recorder(DispatchMode):
         self.symbols = fake_mode.shape_env.symbols if fake_mode.shape_env is not None else {}
         self.written: set[int] = set()
         self.stack: tuple[UserFrame, ...] = ()
+        self.unseen = UnseenWrites()
         self.phase = "forward"
         self.sequence_starts: list[int] = []  # autograd sequence number when each user node began, and its stack
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
@@ -177,6 +179,7 @@ class Recorder(DispatchMode):
         for path, tensor in _tensors(value):
             node = self.node_of.get(id(torch._from_functional_tensor(tensor)))
             if node not in self.of_user_node:  # it hands an earlier value on
+                self.unseen.handed_on(tensor, self.stack)
                 continue
             if not tensor.requires_grad:
                 node.meta[HISTORY] = History.NONE
@@ -344,6 +347,8 @@ class Recorder(DispatchMode):
         meta = node.meta
         if self.follows_history:
             self.of_user_node.add(node)
+            if node.target is aten.detach.default and not self.deriving():
+                meta[HISTORY] = History.NONE  # functionalization takes it anew where what it is of was written
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase

@@ -1,0 +1,86 @@
+"""Writes of which autograd records nothing: under no_grad, through `.data` or a detached alias.
+
+A derivative of the backward runs the nodes of the forward again under autograd. What such a write gives, and every view
+of that memory, has the history of the values before, which those nodes do not tell: derivatives of that backward are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from aotautograd.functionalize import AUGMENTED
+from primtorch.effects import place_of_inplace, said_writes
+from primtorch.functionalize import unwrap
+from primtorch.schemas import UserFrame
+
+_DETACHING: tuple[object, ...] = ("detach", torch.detach)
+
+
+class UnseenWrites:
+    """Watches the calls of a program.
+
+    Attributes:
+        first: the user's lines of the first such write; None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[UserFrame, ...] | None = None
+        self.recorded: set[int] = set()  # memories of tensors that have a history
+        self.uncounted: set[int] = set()  # memories of tensors that `.data` gave: autograd may keep what they change
+
+    @contextmanager
+    def watching(
+        self,
+        function: object,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        stack: tuple[UserFrame, ...],
+    ) -> Iterator[None]:
+        """Around a call, which is at `stack` in the user's program: notes what it writes unseen."""
+        reads_data = function is getattr and args[1] == "data"
+        looked_at = reads_data or function in _DETACHING or may_write(function, args, kwargs)
+        given = [(t, unwrap(t), _has_history(t)) for t in _tensors((args, kwargs))] if looked_at else []
+        self.recorded.update(_memory(t) for t, _, recorded in given if recorded)
+        self.uncounted.update(_memory(t) for t, _, _ in given if reads_data)
+        yield
+        for t, before, recorded in given:
+            unseen = not torch.is_grad_enabled() or not recorded
+            if unwrap(t) is not before and unseen and _memory(t) in self.recorded | self.uncounted:
+                self.first = self.first or stack
+
+    def handed_on(self, t: torch.Tensor, stack: tuple[UserFrame, ...]) -> None:
+        """A call gave a tensor without a history that stands for the very node of one that has it (`.data`)."""
+        if not _has_history(t) and _memory(t) in self.recorded:
+            self.first = self.first or stack
+
+
+def may_write(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a function or a method of that name of torch may write to a tensor that it is given."""
+    if isinstance(function, OpOverload):
+        return bool(said_writes(function))
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    place = place_of_inplace(function) if type(function) is FunctionType else -1
+    if "out" in kwargs or kwargs.get("inplace", args[place] if -1 < place < len(args) else False):
+        return True
+    return f"__{name.strip('_')}__" in AUGMENTED or (name.endswith("_") and not name.endswith("__"))
+
+
+def _has_history(t: torch.Tensor) -> bool:
+    return t.requires_grad or (t._base is not None and t._base.requires_grad)
+
+
+def _memory(t: torch.Tensor) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+def _tensors(values: object) -> Iterator[torch.Tensor]:
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
+            yield value
