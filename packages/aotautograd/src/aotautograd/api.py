@@ -379,9 +379,8 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
 
     def kept_values() -> KeptValues:
         with unset(default_dtype):
-            return KeptValues(
-                source, parts.saved_names, functools.partial(_values_of, source, compilers), compile_inference
-            )
+            values_of = functools.partial(_values_of, source, compilers)
+            return KeptValues(source, parts.saved_names, parts.saved_values, values_of, compile_inference)
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)

@@ -80,13 +80,20 @@ class KeptValues:
 
     Args:
         saved: for each saved tensor, the name of the node whose value it is.
+        copies: the nodes that give these tensors: a part of a memory is saved as a copy, in a layout of its own.
     """
 
     def __init__(
-        self, joint: JointGraph, saved: Sequence[str], values_of: ValuesOf, compile_inference: CompileInference
+        self,
+        joint: JointGraph,
+        saved: Sequence[str],
+        copies: Sequence[fx.Node],
+        values_of: ValuesOf,
+        compile_inference: CompileInference,
     ) -> None:
         nodes = without_history(joint)
         self._place = {name: place for place, name in enumerate(saved)}
+        self._as_saved = {name: copy.meta["val"] for name, copy in zip(saved, copies, strict=False)}
         self._module = values_of(nodes)
         known = self._follow_from_saved()
         results = zip(nodes, output_values(self._module.graph), strict=True)
@@ -139,11 +146,11 @@ class KeptValues:
         symbols = {n: name for n in taken if (name := str(expr_of(n.meta["val"]))) in in_sizes}
         for node in (*symbols, *given):
             copies[node] = graph.placeholder(node.name)
-            copies[node].meta.update(node.meta)
+            copies[node].meta.update(node.meta, val=self._as_saved.get(node.name, node.meta["val"]))
         for node in ordered:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in wanted))
         module = _LazyGraphModule(self._module, graph, "KeptValues")
-        run = self._compile(module, [n.meta["val"] for n in (*symbols, *given)])
+        run = self._compile(module, [copies[n].meta["val"] for n in (*symbols, *given)])
         return _Program(tuple(symbols.values()), tuple(self._place[node.name] for node in given), run)
