@@ -120,7 +120,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("gradient"),
         Setting("no_grad", context=torch.no_grad),
         Setting("inference_mode", gradient=False, context=torch.inference_mode),
-        Setting("other sizes", of_other_sizes),
+        Setting("other sizes", of_other_sizes, breaks=frozenset({"loop_of_each_length"})),  # a round is a graph then
         Setting("behind a break", around=behind_a_break, breaks=frozenset({"print"})),
         Setting("before a break", around=before_a_break, breaks=frozenset({"print"})),
         Setting("in another thread", thrice_the_same, threads=frozenset({1})),
