@@ -202,12 +202,17 @@ def _traced(
         metadata = replace(metadata, kept=_kept_of_caller(kept, recorder.graph, metadata, analysis.values))
         kept_bytes = _kept_bytes(kept, metadata, analysis.values)
     recorder.graph.output((*analysis.values, *results))
+    joint = JointGraph(_module(recorder), metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
+    return _under_assumptions(joint, recorder)
+
+
+def _module(recorder: Recorder) -> fx.GraphModule:
+    """What was recorded, and where the program writes what autograd does not see."""
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
     if recorder.unseen.first is not None:
         module.meta[UNSEEN] = recorder.unseen.first
-    joint = JointGraph(module, metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
-    return _under_assumptions(joint, recorder)
+    return module
 
 
 def _under_assumptions(joint: JointGraph, recorder: Recorder) -> JointGraph:
