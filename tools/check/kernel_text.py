@@ -80,7 +80,7 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
         count += 1
         for device, texts in found.items():
             texts += [f"{KERNEL}{title} {n}\n{text}" for n, text in enumerate(texts_of(graph, device))]
-        return Stand(consume=run_graph(graph, list(inputs)), stats=torchinductor.GraphStats(0, 0, 0))
+        return Stand(consume=run_graph(graph, list(inputs)), stats=torchinductor.GraphStats(0, 0, 0), kept=None)
 
     torchinductor.compile_graph = recorded
     torch.manual_seed(0)

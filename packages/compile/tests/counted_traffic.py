@@ -51,7 +51,7 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
             given = dict(zip(names, values, strict=True))
             return [given[o] if o in given else _memory(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
 
-        return Stand(consume=run, stats=torchinductor.GraphStats(0, 0, 0))
+        return Stand(consume=run, stats=torchinductor.GraphStats(0, 0, 0), kept=None)
 
     return compile_graph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from torchinductor.codegen.naming import PLACEHOLDER, described
@@ -48,21 +48,23 @@ def programs(bundle: Bundle) -> list[int]:
 
 def write_bundle(bundle: Bundle) -> TritonSource:
     """The source: a function for each kernel that differs, and one that calls them. Raises Unsupported."""
-    functions: dict[str, str] = {}
-    calls: list[str] = []
     signature: list[tuple[str, str]] = []
-    begun = 0
+    functions: dict[str, str] = {}
+    alike: dict[tuple[str, tuple[str, ...], int], list[list[str]]] = {}  # pointers of the kernels that are one function
     for part, count in zip(map(as_part, bundle.parts), programs(bundle), strict=True):
         own = [f"p{i}" for i in range(len(part.arguments))]
         lines = [line for line in body_of(part) if not line.startswith("pid = ")]
         text = "\n".join(["    " + line for line in lines])
         called = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
         given = [f"p{len(signature) + i}" for i in range(len(own))]
-        kinds = [POINTER_TYPES[part.buffers[b].dtype] for b in part.arguments]
-        signature += list(zip(given, kinds, strict=True))
-        calls.append(f"    if (pid >= {begun}) & (pid < {begun + count}):")
-        calls.append(f"        {called}({', '.join([f'pid - {begun}', *given])})")
-        begun += count
+        kinds = tuple(POINTER_TYPES[part.buffers[b].dtype] for b in part.arguments)
+        signature += zip(given, kinds, strict=True)
+        alike.setdefault((called, kinds, count), []).append(given)
+    calls: list[str] = []
+    begun = 0
+    for (called, _, count), pointers in alike.items():
+        calls += _calls(called, begun, count, pointers)
+        begun += count * len(pointers)
     layout = layout_of_bundle(bundle)
     made = [f"@triton.jit\ndef {part}{body}" for body, part in functions.items()]
     head = [
@@ -76,3 +78,19 @@ def write_bundle(bundle: Bundle) -> TritonSource:
     written = tuple(i for i, name in enumerate(bundle.arguments) if name in bundle.writes)
     grid = (number(begun), number(1), number(1))
     return TritonSource(name, text, tuple(signature), layout.warps, layout.stages, grid, bundle.arguments, (), written)
+
+
+def _calls(called: str, begun: int, count: int, pointers: Sequence[Sequence[str]]) -> list[str]:
+    """The programs from `begun` on run a function, `count` of them for each list of pointers.
+
+    It is called in one place, with the pointers that a program chooses: each call would be compiled for itself, and a
+    layer's sums are the next layer's."""
+    lines = [f"    if (pid >= {begun}) & (pid < {begun + count * len(pointers)}):"]
+    if len(pointers) == 1:
+        return [*lines, f"        {called}({', '.join([f'pid - {begun}', *pointers[0]])})"]
+    lines.append(f"        part = (pid - {begun}) // {count}")
+    chosen = [f"q{i}" for i in range(len(pointers[0]))]
+    for name, (first, *others) in zip(chosen, zip(*pointers, strict=True), strict=True):
+        lines.append(f"        {name} = {first}")
+        lines += [f"        {name} = tl.where(part == {k}, {other}, {name})" for k, other in enumerate(others, 1)]
+    return [*lines, f"        {called}({', '.join([f'pid - {begun} - part * {count}', *chosen])})"]
