@@ -78,7 +78,9 @@ def test_equal_kernels_of_a_bundle_are_one_function(tmp_path: object) -> None:
     source = write_bundle(made)
     functions = source.text.count("\ndef part")
     assert functions < len(made.parts) or len(made.parts) < 4
-    called = [line for line in source.text.splitlines() if line.startswith("        part") and "(" in line.split(" ")[8]]
+    called = [
+        line for line in source.text.splitlines() if line.startswith("        part") and "(" in line.split(" ")[8]
+    ]
     assert len(called) == functions  # a call is compiled where it stands
     assert source.buffers == made.arguments and len(source.signature) == len(made.arguments)
     compiler = TritonCompiler(90, tmp_path, workers=1)  # type: ignore[arg-type]

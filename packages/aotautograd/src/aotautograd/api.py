@@ -16,7 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
-from aotautograd.compilers import Compilers, example_values, show
+from aotautograd.compilers import Compilers, begin, example_values, show
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants, TracedOtherwise
 from aotautograd.first_backward import FirstBackward
@@ -63,7 +63,7 @@ _log = logging.getLogger("aotautograd")
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What a compiled forward leads to: see `training_callable`."""
+    """What a compiled forward leads to: see `training_callable`. `begin`: begins with the backward that is likely."""
 
     compile_backward: Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
     needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
@@ -71,6 +71,7 @@ class Behind:
     cut: Callable[..., object]
     reads: frozenset[int]
     turns: tuple[tuple[int, int], ...]
+    begin: Callable[[], None] = lambda: None
 
 
 def aot_module(
@@ -99,7 +100,8 @@ def aot_module(
     Args:
         example_inputs: tensors (real or fake), numbers, SymInts.
         fw_compiler, bw_compiler, inference_compiler: `(graph, examples) -> callable` for functional graphs, whose
-            placeholders are SymInts first, then tensors; where one is not given, it is the first.
+            placeholders are SymInts first, then tensors; where one is not given, it is the first. Compilers that are
+            `BeginningCompiler`s, and leave a forward to other processes, are asked for the backward meanwhile.
         decompositions: the set of operators of these graphs; None: ATen's as they were called.
         preserve: operators that `decompositions` leaves whole.
         walks_windows: of devices, see `primtorch.lower`.
@@ -227,8 +229,11 @@ def _compile_trace(
             _keep(compilers.shelf, outline_of(joint, None, frozenset()), None, run)
         return joint, inference_callable(joint.metadata, run)
     parts.forward.meta[UPDATES] = updates_of(joint.metadata)
-    forward = compilers.forward(parts.forward, example_values(parts.forward))
+    begun = begin(compilers.forward, parts.forward)
     behind = _behind(source, joint, parts, compilers)
+    if begun.apart and not joint.failing:
+        behind.begin()
+    forward = begun()
     if compilers.shelf is not None:
         _keep(compilers.shelf, outline_of(joint, parts, behind.reads), _graph_of(source, parts), forward)
     return joint, _with_backward(joint.metadata, parts, forward, behind)
@@ -403,7 +408,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns)
+    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns, first.begin)
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:

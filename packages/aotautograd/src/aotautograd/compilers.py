@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import fx
 
 from aotautograd.lowering import Lowering
-from aotautograd.schemas import Compiler, Dump, Partitioner, Shelf
+from aotautograd.schemas import BeginningCompiler, Begun, Compiled, Compiler, Dump, Partitioner, Shelf
 from primtorch import graph_text
 
 
@@ -28,6 +30,25 @@ class Compilers:
 def example_values(module: fx.GraphModule) -> list[object]:
     """The fake value of each placeholder of a graph, in their order."""
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnce:
+    """Of a compiler that begins nothing ahead: it compiles when it is waited for."""
+
+    finish: Callable[[], Compiled]
+    apart: bool = False
+
+    def __call__(self) -> Compiled:
+        return self.finish()
+
+
+def begin(compiler: Compiler, module: fx.GraphModule) -> Begun:
+    """Lets a compiler begin with a graph, if it can. Raises what it does."""
+    values = example_values(module)
+    if isinstance(compiler, BeginningCompiler):
+        return compiler.begin(module, values)
+    return _AtOnce(partial(compiler, module, values))
 
 
 def show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:

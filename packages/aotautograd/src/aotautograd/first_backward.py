@@ -7,13 +7,22 @@ from dataclasses import replace
 
 import torch
 
-from aotautograd.compilers import Compilers, example_values, show
+from aotautograd.compilers import Compilers, begin, example_values, show
 from aotautograd.missing_tangents import BackwardVariant, BackwardVariants
 from aotautograd.other_sizes import Taken, compiled_later
 from aotautograd.outlines import spelt
-from aotautograd.schemas import BackwardGraph, BackwardOutline, Compiled, GradientInfo, Partition, ProgramMetadata
+from aotautograd.schemas import (
+    BackwardGraph,
+    BackwardOutline,
+    Begun,
+    Compiled,
+    GradientInfo,
+    Partition,
+    ProgramMetadata,
+)
 from aotautograd.stages import StagedBackward, cut, for_turns, stages_of, turns_of
 from primtorch.ambient import unset
+from primtorch.interrupts import pass_on_interrupt
 from primtorch.memory import memory_of
 from primtorch.withheld import COLLECTOR
 
@@ -42,8 +51,29 @@ class FirstBackward:
         self.stages = stages_of(metadata.gradients, compilers.stages)
         self.turns = turns_of(metadata.gradients, compilers.stages)
         self.compilers = replace(compilers, backward=compiled_later(compilers.backward, taken, "a backward"))
+        self.beginner = compilers.backward if taken.env is None and not self.stages else None
+        self.begun: tuple[tuple[int, ...], Begun] | None = None
         self.variants = BackwardVariants(parts, metadata, graph.behind)
         self.default_dtype = default_dtype
+
+    @COLLECTOR.off()
+    def begin(self) -> None:
+        """Begins with the backward that is likely: a program's loss is what its backward starts from. Nothing is asked
+        of sizes ahead of a call that needs it, and what fails fails where it is needed."""
+        if self.beginner is None:
+            return
+        missing = self._all_but_losses()
+        try:
+            with unset(self.default_dtype):
+                self.begun = missing, begin(self.beginner, self.variants(missing).module)
+        except Exception as error:
+            pass_on_interrupt(error)
+
+    def _all_but_losses(self) -> tuple[int, ...]:
+        """Results of some dims, where there are others without."""
+        names = set(self.parts.tangent_names)
+        dims = [n.meta["val"].dim() for n in self.parts.backward.graph.nodes if n.name in names]
+        return tuple(place for place, count in enumerate(dims) if count) if 0 in dims else ()
 
     @COLLECTOR.off()
     def compile(self, missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
@@ -55,7 +85,11 @@ class FirstBackward:
         with unset(self.default_dtype):
             if self.stages:
                 return self._staged(variant, made), variant.zeros, made
-            compiled = self.compilers.backward(variant.module, example_values(variant.module))
+            begun, self.begun = self.begun, None
+            if begun is not None and begun[0] == tuple(missing):
+                compiled = begun[1]()
+            else:
+                compiled = self.compilers.backward(variant.module, example_values(variant.module))
             self._keep(tuple(missing), variant, compiled)
         return compiled, variant.zeros, made
 

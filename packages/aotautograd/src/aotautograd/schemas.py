@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -24,6 +24,32 @@ Compiler = Callable[
     [torch.fx.GraphModule, list[Any]], Compiled
 ]  # (graph, example inputs) -> flat inputs to flat outputs
 Dump = Callable[[str, str], None]  # (file name, text)
+
+
+class Begun(Protocol):
+    """A graph that is being compiled. A call waits for it, and gives what its compiler does.
+
+    Attributes:
+        apart: whether other processes are at work on it, so that this one can do something else meanwhile.
+    """
+
+    @property
+    def apart(self) -> bool:
+        """See above."""
+        ...
+
+    def __call__(self) -> Compiled: ...
+
+
+@runtime_checkable
+class BeginningCompiler(Protocol):
+    """A `Compiler` that can be asked to begin, and be waited for later."""
+
+    def begin(self, graph: torch.fx.GraphModule, inputs: list[Any], /) -> Begun:
+        """Raises what the compiler does."""
+        ...
+
+
 Opset = Literal["prims", "core_aten"]
 
 # node.meta key: a `History`, or a `FunctionResult`, where the value's history is not the operators' that made it

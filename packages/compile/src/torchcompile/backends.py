@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,7 @@ from torchinductor.program import Value
 Inputs: TypeAlias = list[Value]
 Runner = Callable[..., Sequence[object]]
 Backend = Callable[[torch.fx.GraphModule, Inputs], Runner]
+MadeT = TypeVar("MadeT")
 AtFailure = Callable[[], str]  # what to add to an error's message: see `Examiner.at_failure`
 
 
@@ -474,58 +475,121 @@ class _Kernels:
 
     def compiler(self, kind: Kind) -> Backend:
         """What compiles a half of a kind."""
+        return _Half(self, kind)
 
-        @COLLECTOR.off()
-        def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            if kind == "backward":  # compiled later: what the program was told of meanwhile is not of it
-                self.told = self._told()
-            with told_to_ranks(lambda: f"{self.job.title} {kind}", DataDependent):
-                return self._half(graph, inputs, kind)
-
-        return build
-
-    def _half(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> Runner:
-        toolchain, half = self.job.toolchain, f"{self.job.title} {kind}"
-        start = time.perf_counter()
+    def begin(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> _BegunHalf:
+        """Begins to compile a half. Raises what a stage of the compiler does."""
+        start, before = time.perf_counter(), self._told()
         if kind == "inference":
-            toolchain.journal.span(self.job.title, "trace", self.began, start)
-        try:
-            compiled, shared = self._of_form(graph, inputs, kind)
-        except TOLD_OTHERWISE:
-            raise
-        except Exception as error:
-            if kind != "backward":
-                raise  # nothing has run yet: the captured graph as a whole runs eagerly
-            pass_on_interrupt(error)
-            toolchain.not_compiled(half, error)
-            return run_agreed(graph, inputs)
-        prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-        record(self.job, kind, prims, compiled, start, shared)
-        return agreed(Boxed(compiled), graph)
+            self.job.toolchain.journal.span(self.job.title, "trace", self.began, start)
+        begun, shared = self._of_form(graph, inputs, kind)
+        took, told = time.perf_counter() - start, self._told() - before
+        if kind == "backward":
+            self.told += told  # of the forward, which may be under way, it is not
+
+        def finish() -> Runner:
+            if kind == "backward":  # what the program was told of since is not of it
+                self.told = self._told() - told
+            resumed = time.perf_counter()
+            compiled = begun()
+            prims = sum(node.op == "call_function" for node in graph.graph.nodes)
+            record(self.job, kind, prims, compiled, resumed - took, shared)
+            return agreed(Boxed(compiled), graph)
+
+        return _BegunHalf(begun.apart, finish)
 
     def _of_form(
         self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind
-    ) -> tuple[torchinductor.CompiledGraph, bool]:
-        """The compiled graph, and whether another stage's is taken: of layers that are built alike many are equal."""
+    ) -> tuple[torchinductor.BegunGraph, bool]:
+        """The begun graph, and whether another stage's is taken: of layers that are built alike many are equal."""
         alone = len(self.job.stages) < 2 or kind != "backward" or self.settings.cuda_graphs  # whose memory is its own
         form = None if alone else program_form(graph)
         known = self.by_form.get(form) if form is not None else None
         if known is not None:
-            return known, True
-        compiled = self._compiled(graph, inputs, kind)
-        if form is not None:
-            self.by_form[form] = compiled
-        return compiled, False
+            return torchinductor.BegunGraph(lambda: known), True
+        begun = self._begun(graph, inputs, kind)
+        if form is None:
+            return begun, False
 
-    def _compiled(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> torchinductor.CompiledGraph:
+        def finish() -> torchinductor.CompiledGraph:
+            self.by_form[form] = compiled = begun()
+            return compiled
+
+        return dataclasses.replace(begun, finish=finish), False
+
+    def _begun(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> torchinductor.BegunGraph:
         toolchain, half, dump = self.job.toolchain, f"{self.job.title} {kind}", self.job.dump
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
-        with toolchain.progress.working(half) as watch:
-            if kind == "inference":
-                torchinductor.choose_layouts(graph)
-            return torchinductor.compile_graph(
-                graph, inputs, self.settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
-            )
+
+        def by(compiler: Callable[..., MadeT]) -> MadeT:
+            with toolchain.progress.working(half) as watch:
+                return compiler(
+                    graph, inputs, self.settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
+                )
+
+        if kind == "inference":
+            torchinductor.choose_layouts(graph)
+        if kind == "inference" or not torchinductor.builds_apart(graph):
+            return torchinductor.BegunGraph(lambda: by(torchinductor.compile_graph))
+        begun = by(torchinductor.begin_graph)
+
+        def finish() -> torchinductor.CompiledGraph:
+            with toolchain.progress.working(half) as watch:
+                watch("build", 0, begun.kernels)
+                return begun()
+
+        return dataclasses.replace(begun, finish=finish)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _BegunHalf:
+    """See `aotautograd.schemas.Begun`."""
+
+    apart: bool
+    finish: Callable[[], Runner]
+
+    def __call__(self) -> Runner:
+        return self.finish()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Half:
+    """Compiles the halves of a kind: see `aotautograd.schemas.BeginningCompiler`."""
+
+    kernels: _Kernels
+    kind: Kind
+
+    @COLLECTOR.off()
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+        def compile() -> Runner:
+            return self.kernels.begin(graph, inputs, self.kind)()
+
+        return self._settled(graph, inputs, compile)
+
+    @COLLECTOR.off()
+    def begin(self, graph: torch.fx.GraphModule, inputs: Inputs) -> _BegunHalf:
+        begun = self.kernels.begin(graph, inputs, self.kind)
+        return _BegunHalf(begun.apart, COLLECTOR.off()(lambda: self._settled(graph, inputs, begun)))
+
+    def _settled(self, graph: torch.fx.GraphModule, inputs: Inputs, compile: Callable[[], Runner]) -> Runner:
+        """What `compile` makes of a half; a backward that cannot be compiled runs as it is.
+
+        Raises:
+            Exception: of another half, behind which nothing has run yet: the captured graph as a whole runs eagerly.
+        """
+        job = self.kernels.job
+        half = f"{job.title} {self.kind}"
+        with told_to_ranks(lambda: half, DataDependent):
+            try:
+                return compile()
+            except TOLD_OTHERWISE:
+                raise
+            except Exception as error:
+                if self.kind != "backward":
+                    raise
+                pass_on_interrupt(error)
+                job.toolchain.not_compiled(half, error)
+                return run_agreed(graph, inputs)
 
 
 def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
@@ -646,6 +710,8 @@ def resolve(backend: object, toolchain: Toolchain) -> Backend:
     if isinstance(backend, str) and backend in NAMED:
         chosen = functools.partial(NAMED[backend], toolchain)
         chosen.takes_floats = True  # a float that changes between calls arrives as a float
+        if NAMED[backend] is inductor:
+            chosen.foresee = lambda: torchinductor.foresee(inductor_options(toolchain.options))
         return chosen  # type: ignore[no-any-return]
     if isinstance(backend, str):
         registered = REGISTERED.get(backend)

@@ -133,7 +133,7 @@ def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
     forget_ended_code()
     try:
         frames = _frames(state, flat)
-        entry: Entry | Marker | None = _found(state, frames) or _AGAIN
+        entry: Entry | Marker | None = _found(state, frames) or _foreseen(state)
         while isinstance(entry, Marker):
             entry = _convert(state, flat, frames, opened)
         return entry
@@ -169,6 +169,14 @@ def _found(state: Function, frames: CallFrames | None) -> Entry | None:
     with _own_faults(state), _without_classes():
         state.stats.add(found=1)
         return _entry(state, emitted, compiled_graph)
+
+
+def _foreseen(state: Function) -> Marker:
+    """Tells the back end, if it wants to know, that there will be a graph."""
+    foresee: Callable[[], None] | None = getattr(state.backend, "foresee", None)
+    if foresee is not None:
+        foresee()
+    return _AGAIN
 
 
 def _convert(

@@ -6,16 +6,20 @@ from torchinductor.codegen.base import (
     KernelSource,
     codegen_for,
     facts_of,
+    foresee,
     register_codegen,
     walks_windows,
 )
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import (
+    BegunGraph,
     CompiledGraph,
     KeptConstant,
     KeptGraph,
+    begin_graph,
     binaries_of,
+    builds_apart,
     choose_kept_layouts,
     choose_layouts,
     compile_graph,
@@ -40,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NO_MEMORY",
+    "BegunGraph",
     "Binaries",
     "BuildFailed",
     "Built",
@@ -61,13 +66,16 @@ __all__ = [
     "Part",
     "TritonBackend",
     "UnknownDevice",
+    "begin_graph",
     "binaries_of",
+    "builds_apart",
     "choose_kept_layouts",
     "choose_layouts",
     "codegen_for",
     "compile_graph",
     "devices_of",
     "facts_of",
+    "foresee",
     "generate_source",
     "include_path",
     "kept_constant",

@@ -1,4 +1,4 @@
-"""The driver: a graph of prims in, a callable out. `compile_graph` is this package's table of contents."""
+"""The driver: a graph of prims in, a callable out. `begin_graph` is this package's table of contents."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from torchinductor.codegen.base import (
     traits_of,
     warm_codegen,
 )
+from torchinductor.codegen.base import builds_apart as any_builds_apart
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
@@ -136,6 +137,26 @@ class KeptGraph:
     memory: Memory = NO_MEMORY
 
 
+@dataclass(frozen=True, slots=True)
+class BegunGraph:
+    """A graph whose kernels are being built. Call it for the compiled graph, once.
+
+    Attributes:
+        kernels: how many are built.
+        apart: whether other processes build them, and this one has nothing to do but wait.
+
+    Raises, at the call:
+        CompilerMissing, BuildFailed: generated source could not be built.
+    """
+
+    finish: Callable[[], CompiledGraph]
+    kernels: int = 0
+    apart: bool = False
+
+    def __call__(self) -> CompiledGraph:
+        return self.finish()
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[object] = (),
@@ -161,6 +182,24 @@ def compile_graph(
         UnknownDevice: a tensor's device has no code generation back end.
         CompilerMissing, BuildFailed: generated source could not be built.
     """
+    return begin_graph(gm, example_inputs, options, dump=dump, ledger=ledger, title=title, watch=watch)()
+
+
+def begin_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object] = (),
+    options: InductorOptions | None = None,
+    *,
+    dump: Dump | None = None,
+    ledger: Ledger = LEDGER,
+    title: str = "graph",
+    watch: Watch | None = None,
+) -> BegunGraph:
+    """`compile_graph` up to where kernels are built, which goes on while the caller does something else.
+
+    Raises:
+        LoweringError, UnknownDevice: see `compile_graph`.
+    """
     options = options or InductorOptions()
     clock = _Clock(watch)
     clock.at("lower")
@@ -180,25 +219,39 @@ def compile_graph(
     verify_kernels(operations)
     sources = _generate(operations, options, clock)
     clock.lap("generate")
-    clock.at("build", 0, sum(len(unique) for unique, _ in sources.values()))
-    built = {device: codegen_for(device).build(unique, options) for device, (unique, _) in sources.items()}
+    kernels = sum(len(unique) for unique, _ in sources.values())
+    clock.at("build", 0, kernels)
+    building = {device: codegen_for(device).begin(unique, options) for device, (unique, _) in sources.items()}
     clock.lap("build")
-    origins = Origins.of(gm)
-    program = _program(lowered, operations, sources, built, options, origins)
-    program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
-    clock.lap("emit")
-    run, consume = _runnable(program, options, ledger, title)
-    clock.lap("prepare")
-    files = {name: text for b in built.values() for name, text in b.files.items()}
-    if dump is not None:
-        _dump(dump, lowered, operations, files, program)
-    stats = _stats(gm, operations, built, clock, program, origins)
+
+    def finish() -> CompiledGraph:
+        clock.resume()
+        built = {device: begun.finish() for device, begun in building.items()}
+        clock.lap("build")
+        origins = Origins.of(gm)
+        program = _program(lowered, operations, sources, built, options, origins)
+        program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
+        clock.lap("emit")
+        run, consume = _runnable(program, options, ledger, title)
+        clock.lap("prepare")
+        files = {name: text for b in built.values() for name, text in b.files.items()}
+        if dump is not None:
+            _dump(dump, lowered, operations, files, program)
+        stats = _stats(gm, operations, built, clock, program, origins)
+        return CompiledGraph(program, stats, files, run, consume, _kept_graph(program, unique, stats), unique)
+
+    return BegunGraph(finish, kernels, any(begun.apart for begun in building.values()))
+
+
+def _kept_graph(
+    program: Program, sources: tuple[tuple[str, tuple[KernelSource, ...]], ...], stats: GraphStats
+) -> KeptGraph | None:
+    """What `load_graph` takes, where the program's constants have a form outside of the process."""
     bare = replace(program, kernels=(), launchers=(), keepalive=(), constants=())
     constants = _kept_constants(program)
-    kept = None
-    if constants is not None:
-        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, stats.memory)
-    return CompiledGraph(program, stats, files, run, consume, kept, unique)
+    if constants is None:
+        return None
+    return KeptGraph(bare, constants, sources, stats.nodes, stats.kernels, stats.aten_calls, stats.memory)
 
 
 def load_graph(
@@ -337,6 +390,11 @@ def _dump_as(dump: Dump, prefix: str, name: str, text: str) -> None:
     dump(f"{prefix}_{name}", text)
 
 
+def builds_apart(gm: fx.GraphModule) -> bool:
+    """Whether a caller of `begin_graph` has other processes work for it."""
+    return any_builds_apart(_device_types(gm))
+
+
 def _device_types(gm: fx.GraphModule) -> set[str]:
     """The types of the devices that a graph's inputs are on."""
     values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
@@ -357,8 +415,12 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.seconds[name] = now - self._last
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
+
+    def resume(self) -> None:
+        """Work goes on; what was done since the last lap belongs to something else."""
+        self._last = time.perf_counter()
 
 
 def _legalize(lowered: Lowered, operations: Sequence[Operation], options: InductorOptions) -> list[Operation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
@@ -50,6 +51,19 @@ class Built:
     cache_misses: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Building:
+    """Sources that are being built.
+
+    Attributes:
+        finish: waits for the end.
+        apart: whether other processes are at work, and this one can go on meanwhile.
+    """
+
+    finish: Callable[[], Built]
+    apart: bool = False
+
+
 Planner: TypeAlias = Callable[[Template], Template | None]
 """Gives a template the layout that it is to be generated with; None where the design does not fit it. It is asked when
 the template is made, and again when everything that may join it has."""
@@ -61,9 +75,14 @@ class CodegenBackend(ABC):
     # What the back end makes by designs of its own: without an entry, no template of the kind is made for its device.
     templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({})
     traits: ClassVar[DeviceTraits] = DeviceTraits()
+    builds_apart: ClassVar[bool] = False  # whether `begin` leaves the work to other processes
 
-    def warm(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
-        """Called before a graph is lowered: what takes time to start can start in the background."""
+    def foresee(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
+        """Called before a call is captured of which nothing was kept, whatever its devices are: where the program uses
+        this one, what takes time to start can start in the background."""
+
+    def warm(self, options: InductorOptions) -> None:  # noqa: B027
+        """The same for a graph with values on the device, of which some or all kernels may be in a cache."""
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Kernels that together do a scheduled kernel's work on this device, in order; by default the kernel itself.
@@ -94,6 +113,10 @@ class CodegenBackend(ABC):
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         """Compiles and loads sources, in parallel and through the disk cache."""
 
+    def begin(self, sources: Sequence[KernelSource], options: InductorOptions) -> Building:
+        """Begins what `build` does; by default all of it is done when it is to be finished."""
+        return Building(partial(self.build, sources, options))
+
     def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
         """The files that `build` made of sources, by the names under which it asks `options.binaries` for them; None
         where a file is not there, or the back end's kernels are none that can be taken along."""
@@ -123,11 +146,22 @@ def register_codegen(device_type: str, backend: CodegenBackend) -> None:
     _BACKENDS[device_type] = backend
 
 
+def foresee(options: InductorOptions) -> None:
+    """Tells all back ends that something is about to be captured and compiled."""
+    for found in _BACKENDS.values():
+        found.foresee(options)
+
+
 def warm_codegen(device_type: str, options: InductorOptions) -> None:
     """Lets the back end of a device type, if there is one, start in the background what takes time to start."""
     found = _BACKENDS.get(device_type)
     if found is not None:
         found.warm(options)
+
+
+def builds_apart(device_types: Iterable[str]) -> bool:
+    """Whether kernels for one of these types of devices are built by other processes."""
+    return any(found.builds_apart for kind in device_types if (found := _BACKENDS.get(kind)) is not None)
 
 
 def codegen_for(device_type: str) -> CodegenBackend:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from torchinductor._C import TritonKernel
-from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, Planner
+from torchinductor.codegen.base import Building, Built, CodegenBackend, KernelSource, Planner
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
 from torchinductor.ir import Bundle, Kernel, Template, TemplateKind
@@ -56,6 +56,7 @@ class TritonBackend(CodegenBackend):
     """Generates Triton kernels. `arch` (90 for sm_90) is the current device's where it is not given."""
 
     templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType(PLANNERS)
+    builds_apart: ClassVar[bool] = True
     # A float32 value that goes to memory and comes back costs as much as some hundred operations on it do meanwhile.
     # On an H200 the three products of GPT-2's vocabulary of 50,257 with 8,192 tokens took 30.6 ms as they are, and
     # about 5 ms at a multiple of 8.
@@ -83,9 +84,14 @@ class TritonBackend(CodegenBackend):
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
         self._lock = threading.Lock()
 
-    def warm(self, options: InductorOptions) -> None:
+    def foresee(self, options: InductorOptions) -> None:
         """Starts the compiling process in the background; it is ready about a second later."""
-        self.compiler(options).start()
+        if torch.cuda.is_initialized():
+            self.compiler(options).start()
+
+    def warm(self, options: InductorOptions) -> None:
+        """The same, unless the cache likely has what will be asked for."""
+        self.compiler(options).start_if_empty()
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Planned kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
@@ -108,13 +114,20 @@ class TritonBackend(CodegenBackend):
         return KernelSource(source.text, source, bundle.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
-        compiler = self.compiler(options)
+        return self.begin(sources, options).finish()
+
+    def begin(self, sources: Sequence[KernelSource], options: InductorOptions) -> Building:
         metas: list[TritonSource] = [source.meta for source in sources]
-        binaries = compiler.compile(metas, options.binaries)
-        launchers = tuple(TritonLauncher(m, b) for m, b in zip(metas, binaries, strict=True))
-        files = {f"{meta.name}.py": meta.text for meta in metas}
-        hits = sum(b.hit for b in binaries)
-        return Built(launchers=launchers, files=files, cache_hits=hits, cache_misses=len(binaries) - hits)
+        compiling = self.compiler(options).begin(metas, options.binaries)
+
+        def finish() -> Built:
+            binaries = compiling.finish()
+            launchers = tuple(TritonLauncher(m, b) for m, b in zip(metas, binaries, strict=True))
+            files = {f"{meta.name}.py": meta.text for meta in metas}
+            hits = sum(b.hit for b in binaries)
+            return Built(launchers=launchers, files=files, cache_hits=hits, cache_misses=len(binaries) - hits)
+
+        return Building(finish, compiling.apart)
 
     def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
         compiler, found = self.compiler(options), {}

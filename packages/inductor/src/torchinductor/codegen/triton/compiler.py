@@ -49,6 +49,23 @@ class Binary:
     hit: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """Sources that are being compiled: what was found, and by their places the others."""
+
+    found: Sequence[Binary | None]
+    replies: Mapping[int, Future[Binary]]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the compiling process is at work."""
+        return bool(self.replies)
+
+    def finish(self) -> list[Binary]:
+        """Waits for the binaries, in the sources' order. Raises BuildFailed."""
+        return [self.replies[place].result() if binary is None else binary for place, binary in enumerate(self.found)]
+
+
 @functools.cache  # each kernel's key has it, and to look it up takes a millisecond
 def triton_version() -> str:
     """That of the installed package; "" where there is none."""
@@ -147,9 +164,13 @@ class TritonCompiler:
         self._server = Server(arch, Path(self._temporary.name) / "triton", self._parallel)
 
     def start(self) -> None:
-        """Gets the compiling process ready in the background, unless the cache likely has what will be asked for."""
+        """Gets the compiling process ready in the background."""
+        self._server.start()
+
+    def start_if_empty(self) -> None:
+        """The same, where the cache has nothing at all."""
         if self._shared is None or next(self._shared.glob("*.json"), None) is None:
-            self._server.start()
+            self.start()
 
     def key(self, source: TritonSource) -> str:
         """What the binary depends on."""
@@ -159,8 +180,19 @@ class TritonCompiler:
     def compile(self, sources: Sequence[TritonSource], brought: Binaries | None = None) -> list[Binary]:
         """Binaries in the sources' order; what was brought along is not compiled. Raises BuildFailed with the source's
         file when Triton refuses one."""
-        with ThreadPoolExecutor(max_workers=max(1, min(len(sources), self._parallel))) as pool:
-            return list(pool.map(lambda source: self._one(source, brought), sources))
+        return self.begin(sources, brought).finish()
+
+    def begin(self, sources: Sequence[TritonSource], brought: Binaries | None = None) -> Compiling:
+        """Begins what `compile` does: what is in no cache is compiled from now on, the longest text first."""
+        found = [self._read(self.key(source), brought) for source in sources]
+        lacking = [place for place, binary in enumerate(found) if binary is None]
+        if not lacking:
+            return Compiling(found, {})
+        pool = ThreadPoolExecutor(max_workers=min(len(lacking), self._parallel))
+        lacking.sort(key=lambda place: -len(sources[place].text))
+        replies = {place: pool.submit(self._one, sources[place]) for place in lacking}
+        pool.shutdown(wait=False)
+        return Compiling(found, replies)
 
     def files(self, source: TritonSource, brought: Binaries | None = None) -> dict[str, Path] | None:
         """The files of a source that was compiled before, by name."""
@@ -170,11 +202,8 @@ class TritonCompiler:
                 return files
         return None
 
-    def _one(self, source: TritonSource, brought: Binaries | None) -> Binary:
+    def _one(self, source: TritonSource) -> Binary:
         key = self.key(source)
-        found = self._read(key, brought)
-        if found is not None:
-            return found
         with turn(self.folder / f"{key}.json"):  # ranks of one machine ask for the same kernels at the same time
             return self._read(key) or self._compiled(source, key)
 
