@@ -15,7 +15,7 @@ import torchinductor
 from torchinductor.codegen.base import traits_of
 from torchinductor.cost import Traffic, traffic_of
 from torchinductor.kept_rows import align_kept_rows
-from torchinductor.layouts import channels_last_convolutions
+from torchinductor.convolutions import arrange_convolutions
 from torchinductor.lowering.context import Operation
 from torchinductor.source import planned_operations
 
@@ -62,7 +62,7 @@ def _planning(found: dict[str, Traffic], show: Show | None) -> Iterator[None]:
     traits = lambda _: traits_of(CUDA)
     planned = {
         (torchinductor, "compile_graph"): counted(found, show),
-        (torchinductor, "choose_layouts"): lambda gm: channels_last_convolutions(gm, traits),
+        (torchinductor, "choose_layouts"): lambda gm: arrange_convolutions(gm, traits),
         (torchinductor, "choose_kept_layouts"): lambda kept: align_kept_rows(kept, traits),
         (torchinductor, "walks_windows"): lambda device: traits(device).walks_windows,
     }

@@ -12,6 +12,7 @@ from torch import fx
 import primtorch
 from primtorch.layout import is_channels_last
 from torchinductor import InductorOptions, compile_graph
+from torchinductor.convolutions import arrange_convolutions
 from torchinductor.layouts import channels_last_convolutions
 from torchinductor.schemas import DeviceTraits
 
@@ -112,3 +113,71 @@ def test_programs_that_stay(program: object, inputs: tuple[Tensor, ...]) -> None
     before = primtorch.lower(primtorch.trace(program, *inputs)).graph  # type: ignore[arg-type]
     gm, changed = laid_out(program, *inputs)
     assert not changed and len(gm.graph.nodes) == len(before.nodes)
+
+
+def arranged(program: object, *inputs: Tensor) -> tuple[fx.GraphModule, bool]:
+    gm = primtorch.lower(primtorch.trace(program, *inputs))  # type: ignore[arg-type]
+    return gm, arrange_convolutions(gm, WANTS)
+
+
+def biased(x: Tensor, grow: Tensor, deep: Tensor, shrink: Tensor) -> Tensor:
+    bias = shrink[0, :, 0, 0]
+    return F.conv2d(F.relu(F.conv2d(x, grow, bias)), shrink, bias[:8]) + x
+
+
+def bias_gradients(x: Tensor, grow: Tensor, deep: Tensor, shrink: Tensor) -> tuple[Tensor, ...]:
+    leaves = [t.detach().requires_grad_() for t in (x, grow, deep, shrink)]
+    out = biased(*leaves)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), (leaves[0], leaves[1], leaves[3]))
+
+
+def first_gradients(x: Tensor, grow: Tensor, deep: Tensor, shrink: Tensor) -> tuple[Tensor, ...]:
+    """Gradients that are the graph's results as they come, of images that are channels-last."""
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    return torch.autograd.grad(F.conv2d(x, grow.detach().requires_grad_()).square().sum(), x)
+
+
+@pytest.mark.parametrize("size", [(6, 10), (1, 1), (1, 5)])
+@pytest.mark.parametrize("program", [block, pooled, gradients, strided, biased, bias_gradients, first_gradients])
+def test_filters_of_one_point_are_matrix_products(program: object, size: tuple[int, int]) -> None:
+    if min(size) < 2 and program in (pooled, gradients):
+        pytest.skip("nothing to pool")
+    inputs, exact = images(), images(torch.float64)
+    inputs, exact = ((x[0][..., : size[0], : size[1]].contiguous(), *x[1:]) for x in (inputs, exact))
+    gm, changed = arranged(program, *inputs)
+    assert changed
+    for node in gm.graph.nodes:
+        if getattr(node.target, "name", "") in ("convolution", "convolution_backward"):
+            assert node.args[-1] != 1 or node.args[1].meta["val"].shape[2:] != (1, 1)
+    found = compile_graph(gm, inputs, InductorOptions())(*inputs)
+    flat = lambda out: out if isinstance(out, tuple) else (out,)  # noqa: E731
+    eager, truth = flat(program(*inputs)), flat(program(*exact))  # type: ignore[operator]
+    for ours, theirs, true in zip(found, eager, truth, strict=True):
+        assert ours.stride() == theirs.stride() and ours.dtype is theirs.dtype
+        limit = 2 * (theirs.double() - true).norm() + 1e-2 * true.norm()
+        assert (ours.double() - true).norm() <= limit
+
+
+def test_a_product_of_points_copies_nothing() -> None:
+    inputs = images()
+    kept, made = laid_out(gradients, *inputs)[0], arranged(gradients, *inputs)[0]
+    copies = [names(gm)["copy_strided"] for gm in (kept, made)]
+    assert copies[1] <= copies[0]
+    assert names(made)["mm"] >= 4 and not names(made)["convolution_backward"] > 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, grow, deep, shrink: F.conv2d(x, grow, stride=2),
+        lambda x, grow, deep, shrink: F.conv2d(x, grow, padding=1),
+        lambda x, grow, deep, shrink: F.conv2d(x, grow[:, :4], groups=2),
+        lambda x, grow, deep, shrink: F.conv_transpose2d(x, shrink),
+    ],
+    ids=["strided", "padded", "in groups", "transposed"],
+)
+def test_other_filters_of_one_point_stay(program: object) -> None:
+    x, *filters = images()
+    inputs = (x.contiguous(memory_format=torch.channels_last), *filters)
+    gm, _ = arranged(program, *inputs)
+    assert names(gm)["convolution"] == 1 and not names(gm)["mm"]

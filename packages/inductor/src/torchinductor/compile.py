@@ -27,13 +27,13 @@ from torchinductor.codegen.base import (
     warm_codegen,
 )
 from torchinductor.codegen.base import builds_apart as any_builds_apart
+from torchinductor.convolutions import arrange_convolutions
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Bundle, Kernel, Template, loops_of, verify_kernels
 from torchinductor.kept_rows import align_kept_rows
-from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
@@ -319,12 +319,12 @@ def _runnable(program: Program, options: InductorOptions, ledger: Ledger, title:
 
 
 def choose_layouts(gm: fx.GraphModule) -> bool:
-    """Gives the values of a graph of prims the order in memory that their device wants, in place; its results keep
-    theirs. Says whether anything changed.
+    """Gives the values of a graph of prims the order in memory that their device wants, and its convolutions the form,
+    in place; its results keep theirs. Says whether anything changed.
 
     For a whole program, before it is cut into a forward and a backward: what the one keeps for the other changes too.
     """
-    return channels_last_convolutions(gm, traits_of)
+    return arrange_convolutions(gm, traits_of)
 
 
 def choose_kept_layouts(kept: Iterable[tuple[fx.Node, fx.Node]]) -> bool:
