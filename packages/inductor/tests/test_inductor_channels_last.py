@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import fx
 
 import primtorch
 from primtorch.layout import is_channels_last
-from torchinductor import InductorOptions, compile_graph
+from torchinductor import CppBackend, InductorOptions, codegen_for, compile_graph, register_codegen
 from torchinductor.convolutions import arrange_convolutions
 from torchinductor.layouts import channels_last_convolutions
 from torchinductor.schemas import DeviceTraits
@@ -181,3 +183,64 @@ def test_other_filters_of_one_point_stay(program: object) -> None:
     inputs = (x.contiguous(memory_format=torch.channels_last), *filters)
     gm, _ = arranged(program, *inputs)
     assert names(gm)["convolution"] == 1 and not names(gm)["mm"]
+
+
+class Wants(CppBackend):
+    traits = replace(CppBackend.traits, channels_last=True, biases_apart=True)
+
+
+@pytest.fixture
+def a_device_that_wants_them() -> Iterator[None]:
+    own = codegen_for("cpu")
+    register_codegen("cpu", Wants())
+    yield
+    register_codegen("cpu", own)
+
+
+DEPTHWISE = [
+    # kernel, stride, padding, dilation, size
+    (3, 1, 1, 1, (6, 10)),
+    (3, 2, 1, 1, (7, 9)),
+    (3, 2, 1, 1, (6, 10)),
+    (5, 2, 2, 1, (9, 12)),
+    (5, 1, 0, 1, (9, 7)),
+    (3, 1, 2, 2, (8, 6)),
+    (3, 3, 2, 2, (11, 7)),
+    ((1, 3), (2, 1), (0, 1), 1, (5, 6)),
+    (2, 1, 2, 1, (3, 4)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "size"), DEPTHWISE)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_filter_for_each_channel_is_a_window_of_ours(
+    kernel: int | tuple[int, int],
+    stride: object,
+    padding: object,
+    dilation: int,
+    size: tuple[int, int],
+    bias: bool,
+    a_device_that_wants_them: None,
+) -> None:
+    seed = torch.seed() % 2**31
+    draw = torch.Generator().manual_seed(seed)
+    height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    shapes = [(2, 8, *size), (8, 1, height, width), *[(8,)] * bias]
+    inputs = [torch.randn(s, generator=draw).to(torch.bfloat16) for s in shapes]
+    inputs[0] = inputs[0].contiguous(memory_format=torch.channels_last)
+
+    def program(*given: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in given]
+        out = F.conv2d(leaves[0] * 2, *leaves[1:], *[None] * (2 - len(leaves[1:])), stride, padding, dilation, 8)  # type: ignore[arg-type]
+        return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+
+    gm = primtorch.lower(primtorch.trace(program, *inputs))
+    made = compile_graph(gm, inputs, InductorOptions())
+    found = made(*inputs)
+    eager, truth = program(*inputs), program(*[t.double() for t in inputs])
+    for ours, theirs, true in zip(found, eager, truth, strict=True):
+        assert ours.stride() == theirs.stride(), seed
+        limit = 2 * (theirs.double() - true).norm() + 1e-2 * true.norm()
+        assert (ours.double() - true).norm() <= limit, seed
+    calls = [part.name for part in made.program.parts if not part.generated]
+    assert not any(name.endswith("convolution") for name in calls), calls

@@ -26,7 +26,7 @@ from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer, Template
-from torchinductor.lowering import attention, gather, pointwise, reductions, views, window
+from torchinductor.lowering import attention, depthwise, gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
 from torchinductor.lowering.context import (
     Context,
@@ -309,6 +309,14 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         product_ = aligned_product(ctx, prim, args, kwargs, meta)
         if product_ is not None:
             return product_
+    if prim.name == "convolution" and args[2] is None:
+        windowed = depthwise.depthwise(ctx, args[0], args[1], *args[3:])  # type: ignore[arg-type]
+        if windowed is not None:
+            _hint(windowed, meta)
+            _realize_shared(ctx, node, windowed)
+            return windowed
+    if prim.name == "convolution_backward":
+        return _convolution_backward(ctx, node, prim, args, kwargs, meta)
     if prim.name == "convolution" and _bias_apart(ctx, args):
         biased = _biased_convolution(ctx, prim, args, kwargs, meta)
         _realize_shared(ctx, node, biased)
@@ -359,11 +367,35 @@ def _biased_convolution(
 ) -> TensorValue:
     """The convolution by ATen, and its bias, which has an element for each channel, where the result is read."""
     bias = cast("TensorValue", args[2])
-    images = cast("TensorValue", _opaque(ctx, prim, (*args[:2], None, *args[3:]), kwargs, meta))
+    images = depthwise.depthwise(ctx, args[0], args[1], *args[3:])  # type: ignore[arg-type]
+    if images is None:
+        images = cast("TensorValue", _opaque(ctx, prim, (*args[:2], None, *args[3:]), kwargs, meta))
     channels = views.reshape(ctx, bias, (bias.shape[0], *(1 for _ in images.shape[2:])))
     result = RULES["add"](ctx, images, views.expand(ctx, channels, images.shape))
     _hint(result, meta)
     return cast("TensorValue", result)
+
+
+def _convolution_backward(
+    ctx: Context, node: fx.Node, prim: Prim, args: tuple[object, ...], kwargs: dict[str, object], meta: object
+) -> object:
+    """The gradients of a convolution, by ATen but for that of the images of a depthwise one."""
+    *operands, mask = args
+    wanted = tuple(cast("Sequence[bool]", mask))
+    images = depthwise.image_gradient(ctx, *operands[:3], *operands[4:]) if wanted[0] else None  # type: ignore[arg-type]
+    if images is None:
+        return _opaque(ctx, prim, args, kwargs, meta)
+    parts = cast("Sequence[object]", meta)
+    _hint(images, parts[0])
+    for part in node.users:
+        if part.args[1] == 0:
+            _realize_shared(ctx, part, images)
+    rest: Sequence[object] = (None,) * 3
+    if any(wanted[1:]):
+        rest = cast(
+            "Sequence[object]", _opaque(ctx, prim, (*operands, (False, *wanted[1:])), kwargs, (None, *parts[1:]))
+        )
+    return (images, *rest[1:])
 
 
 def _needs_order(ctx: Context, meta: object) -> bool:

@@ -18,8 +18,8 @@ from torchinductor.lowering.views import masked
 _UNROLL = 32
 
 
-class _Windows:
-    """Geometry of pooling: which input elements belong to an output element."""
+class Windows:
+    """Geometry of pooling and convolution: which input elements belong to an output element."""
 
     def __init__(
         self, t: TensorValue, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, shape: Index
@@ -31,12 +31,14 @@ class _Windows:
 
     @property
     def count(self) -> int:
+        """Elements of a window."""
         total = 1
         for k in self.kernel:
             total *= k
         return total
 
     def places(self) -> Iterator[tuple[int, ...]]:
+        """Where they are in it, one after the other."""
         return cartesian(*(range(k) for k in self.kernel))
 
     def at(self, out: Sequence[IntExpr], place: Sequence[IntExpr]) -> Index:
@@ -83,7 +85,7 @@ def max_pool(
 ) -> tuple[TensorValue, TensorValue]:
     """The largest element of each window of (N, C, *spatial), and its int64 position in the flattened spatial dims."""
     shape = _result_shape(ctx)
-    windows = _Windows(t, kernel, stride, padding, dilation, shape)
+    windows = Windows(t, kernel, stride, padding, dilation, shape)
     if t.heavy or t.cost > 2:
         ctx.store(t)
     flat = contiguous_strides(t.shape[2:])
@@ -134,7 +136,7 @@ def avg_pool(
     """The mean of each window of (N, C, *spatial); integers are divided toward zero."""
     shape = _result_shape(ctx)
     rank = len(shape) - 2
-    windows = _Windows(t, kernel, stride, padding, [1] * rank, shape)
+    windows = Windows(t, kernel, stride, padding, [1] * rank, shape)
     if t.heavy or t.cost > 2:
         ctx.store(t)
     compute = torch.float32 if t.dtype in (torch.bfloat16, torch.float16) else t.dtype
