@@ -17,16 +17,24 @@ from torch.utils import _pytree as pytree
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.history import has_history
-from aotautograd.layouts import KeptLayouts, WithStrides, written_by
+from aotautograd.layouts import KeptLayouts, WithStrides
 from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.schemas import Values
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES
 from aotautograd.versions import set_version, version_of
-from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_statistics, written_tensors
+from primtorch.effects import (
+    asked_inplace,
+    outs_of,
+    overload_of,
+    place_of_inplace,
+    writes_first,
+    written_by,
+    written_statistics,
+)
 from primtorch.errors import DataDependentValue, PrimTorchError
 from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
-from primtorch.out_arguments import land, outs_of
+from primtorch.out_arguments import land
 from primtorch.spec import Size
 from primtorch.symbolic import hint_of
 from primtorch.symbolic.numbers import is_symbolic
@@ -140,24 +148,17 @@ class InPlaceCalls(TorchFunctionMode):
         views = [t for t in written_statistics(func, args, kwargs) if is_wrapped(t) and t._is_view()]
         if views:
             return self._with_own_statistics(views, func, args, kwargs)
-        overload = overload_of(func, args, kwargs)
+        called = overload_of(func, args, kwargs) or func
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
-        in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in AUGMENTED)
-        if overload is not None and is_foreign(overload):
-            in_place = False  # its schema says what it writes, its body what may not be written
-        elif not in_place and type(func) is FunctionType:
-            place = place_of_inplace(func)
-            in_place = bool(kwargs.get("inplace", args[place] if -1 < place < len(args) else False))
-        if in_place and args and isinstance(args[0], torch.Tensor):
+        writes = name not in _NO_WRITE
+        if writes and args and isinstance(args[0], torch.Tensor) and writes_first(called, args, kwargs):
             overlaps = _item_overlaps(args) if name == "__setitem__" else _overlaps_itself(args[0])
             if overlaps:
                 raise RuntimeError(_OVERLAP)
             _update_history(args[0])
         if self.unknown and torch.is_grad_enabled() and name != "__get__":
             self._refuse_unknown_history((args, kwargs))
-        written = written_by(args, kwargs, in_place)
-        if overload is not None and name not in _NO_WRITE:
-            written = written_tensors(overload, args, kwargs)
+        written = written_by(called, args, kwargs) if writes else []
         if not written:
             return self._reshape(func, name, args, kwargs) if name in _SHAPES else self._run(func, name, args, kwargs)
         kept = self.layouts.before(written)
@@ -275,9 +276,9 @@ def _is_short_float_of_symbolic_size(t: object) -> bool:
 def _out_of_place(func: Called, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Called | None:
     """What gives the values that a built-in or a function of torch.nn writes to its first argument, if it does."""
     if type(func) is FunctionType:
-        place = place_of_inplace(func)
-        if place < 0 or not kwargs.get("inplace", args[place] if place < len(args) else False):
+        if not asked_inplace(func, args, kwargs):
             return None
+        place = place_of_inplace(func)
         return lambda *given, **named: func(*given[:place], **{**named, "inplace": False})
     if name[-1:] != "_" or name[-2:] == "__" or not hasattr(torch.ops.aten, name):
         return None
@@ -332,8 +333,6 @@ def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]
 _SHAPES = CHANGES | {"detach_"}
 _NO_WRITE = _SHAPES | {"requires_grad_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_", "rename_",
                        "__get__", "__set__"}  # fmt: skip
-AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
-                        "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
 _OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
     "Please clone() the tensor before performing the operation."

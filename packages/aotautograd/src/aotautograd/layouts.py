@@ -9,7 +9,7 @@ contiguous, that a view is impossible), and its value is dense.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard
 
 import torch
@@ -79,14 +79,6 @@ def _with_gaps(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         memory = unwrap(aten.empty.memory_format([extent], dtype=old.dtype, device=old.device))
         filled = unwrap(aten.as_strided_scatter.default(memory, new, shape, strides, 0))
         return unwrap(aten.as_strided.default(filled, shape, strides, 0))
-
-
-def written_by(args: Sequence[object], kwargs: Mapping[str, object], in_place: bool) -> list[torch.Tensor]:
-    """The tensors that a call names as those that it writes."""
-    named = [args[0]] if in_place and args else []
-    named.append(kwargs.get("out"))
-    flat = [t for n in named for t in (n if isinstance(n, (tuple, list)) else (n,))]
-    return [t for t in flat if isinstance(t, torch.Tensor)]
 
 
 def _of_interest(t: object) -> TypeGuard[torch.Tensor]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 
 import torch
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from aotautograd.functionalize import AUGMENTED
-from primtorch.effects import place_of_inplace, said_writes
+from primtorch.effects import written_by
 from primtorch.functionalize import unwrap
 from primtorch.schemas import UserFrame
 
@@ -45,7 +42,7 @@ class UnseenWrites:
     ) -> Iterator[None]:
         """Around a call, which is at `stack` in the user's program: notes what it writes unseen."""
         reads_data = function is getattr and args[1] == "data"
-        looked_at = reads_data or function in _DETACHING or may_write(function, args, kwargs)
+        looked_at = reads_data or function in _DETACHING or bool(written_by(function, args, kwargs))
         given = [(t, unwrap(t), _has_history(t)) for t in _tensors((args, kwargs))] if looked_at else []
         self.recorded.update(_memory(t) for t, _, recorded in given if recorded)
         self.uncounted.update(_memory(t) for t, _, _ in given if reads_data)
@@ -59,17 +56,6 @@ class UnseenWrites:
         """A call gave a tensor without a history that stands for the very node of one that has it (`.data`)."""
         if not _has_history(t) and _memory(t) in self.recorded:
             self.first = self.first or stack
-
-
-def may_write(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether a function or a method of that name of torch may write to a tensor that it is given."""
-    if isinstance(function, OpOverload):
-        return bool(said_writes(function))
-    name = function if isinstance(function, str) else getattr(function, "__name__", "")
-    place = place_of_inplace(function) if type(function) is FunctionType else -1
-    if "out" in kwargs or kwargs.get("inplace", args[place] if -1 < place < len(args) else False):
-        return True
-    return f"__{name.strip('_')}__" in AUGMENTED or (name.endswith("_") and not name.endswith("__"))
 
 
 def _has_history(t: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from primtorch.effects import has_effect, unsaid_writes, writes
+from primtorch.effects import has_effect, is_inplace, unsaid_writes, writes
 from primtorch.ledger import Event, Ledger
 from torchcompile.events import EAGER_IS_FASTER
 
@@ -26,12 +26,6 @@ FUSED = 2  # operators a kernel, from which on a gain is not in doubt
 ROUNDS = 5
 BUDGET = 0.005  # seconds
 MARGIN = 0.8  # of the compiled graph's time, below which eager is kept: noise shall not decide
-
-# Names of functions that write to an argument and do not say so by an underscore at their end.
-_WRITERS = frozenset(
-    {"setitem", "delitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
-     "ixor", "ilshift", "irshift", "iconcat"}
-)  # fmt: skip
 
 
 def in_doubt(gm: fx.GraphModule, kernels: int) -> bool:
@@ -54,24 +48,20 @@ def _is_plain(node: fx.Node) -> bool:
     if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
         return False
     if node.op == "call_method":
-        return not _writes(str(node.target))
+        return not is_inplace(str(node.target))
     target = node.target
     if node.op != "call_function":
         return False
     if isinstance(target, OpOverload):
         return not has_effect(target) and not writes(target)
     if isinstance(target, OpOverloadPacket):
-        return target._qualified_op_name.startswith("aten::") and not _writes(target.__name__)
+        return target._qualified_op_name.startswith("aten::") and not is_inplace(target.__name__)
     module = str(getattr(target, "__module__", "") or "")
     known = module.partition(".")[0] in ("torch", "_operator", "math", "") and "distributed" not in module
-    if not known or not hasattr(target, "__name__") or _writes(target.__name__):
+    if not known or not hasattr(target, "__name__") or is_inplace(target.__name__):
         return False
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))  # type: ignore[arg-type]
     return not unsaid_writes(target, args, kwargs)
-
-
-def _writes(name: str) -> bool:
-    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
 class Timed:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +112,59 @@ def written_tensors(op: OpOverload, args: Sequence[object], kwargs: Mapping[str,
     return list({id(t): t for t, written in tensor_arguments(op, args, kwargs) if written}.values())
 
 
+_ASSIGNMENTS = frozenset(
+    {"setitem", "delitem", "iadd", "isub", "imul", "idiv", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand",
+     "ior", "ixor", "ilshift", "irshift", "iconcat"}
+)  # fmt: skip
+
+
+def is_inplace(name: str) -> bool:
+    """Whether a function of torch, a method or an operator of Python of this name writes to its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _ASSIGNMENTS
+
+
+def asked_inplace(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call of one of torch's functions in Python has the flag `inplace`: it writes to its first argument."""
+    if type(function) is not FunctionType:
+        return False
+    place = place_of_inplace(function)
+    return place >= 0 and bool(kwargs.get("inplace", args[place] if place < len(args) else False))
+
+
+def writes_first(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call says by its name or by a flag that it writes to its first argument. An operator of somebody's own
+    says it in its schema alone."""
+    if isinstance(function, OpOverload) and is_foreign(function):
+        return False
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    return is_inplace(name.partition(".")[0]) or asked_inplace(function, args, kwargs)
+
+
+def outs_of(kwargs: Mapping[str, object]) -> tuple[torch.Tensor, ...]:
+    """The tensors that a call is given as `out`."""
+    return _tensors(kwargs.get("out"))
+
+
+def _tensors(value: object) -> tuple[torch.Tensor, ...]:
+    return tuple(t for t in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(t, torch.Tensor))
+
+
+def _first(args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    return args[0] if args else kwargs.get("input")
+
+
+def written_by(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    """The tensors of which a call says that it writes to them: by its schema, as `out`, by its name or a flag.
+
+    function: an overload, a packet of these, a function, or the name of a method.
+    """
+    overload = overload_of(function, args, kwargs)
+    if overload is not None:
+        return written_tensors(overload, args, kwargs)
+    first = _tensors(_first(args, kwargs)) if writes_first(function, args, kwargs) else ()
+    return [*first, *outs_of(kwargs)]
+
+
 # The same of functions, which have no schema: where a switch is on, the places of both statistics.
 _STATISTICS: dict[object, tuple[tuple[int, int], int, str]] = {
     F.batch_norm: ((1, 2), 5, "training"),
@@ -124,14 +177,8 @@ _STATISTICS: dict[object, tuple[tuple[int, int], int, str]] = {
 
 def unsaid_writes(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
     """The tensors that a call of one of torch's functions writes to without saying so in its schema."""
-    if kwargs.get("out") is not None:
-        given = kwargs["out"]
-        return [t for t in (given if isinstance(given, (tuple, list)) else (given,)) if isinstance(t, torch.Tensor)]
-    if type(function) is FunctionType:
-        flag = place_of_inplace(function)
-        if flag >= 0 and kwargs.get("inplace", flag < len(args) and args[flag]):
-            return [t for t in (args[0] if args else kwargs.get("input"),) if isinstance(t, torch.Tensor)]
-    return written_statistics(function, args, kwargs)
+    first = _tensors(_first(args, kwargs)) if asked_inplace(function, args, kwargs) else ()
+    return [*outs_of(kwargs), *first, *written_statistics(function, args, kwargs)]
 
 
 def written_statistics(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
@@ -146,12 +193,15 @@ def written_statistics(function: object, args: Sequence[object], kwargs: Mapping
     return [t for t in statistics if isinstance(t, torch.Tensor)]
 
 
-@functools.cache
-def place_of_inplace(function: FunctionType) -> int:
-    """Where a function takes its flag `inplace`, with which it writes to its first argument; -1 if it has none."""
-    code = function.__code__
+@functools.lru_cache(1024)
+def _place_of_inplace(code: CodeType) -> int:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return names.index("inplace") if "inplace" in names else -1
+
+
+def place_of_inplace(function: FunctionType) -> int:
+    """Where a function takes its flag `inplace`, with which it writes to its first argument; -1 if it has none."""
+    return _place_of_inplace(function.__code__)
 
 
 def own_results(op: OpOverload) -> tuple[int, ...]:

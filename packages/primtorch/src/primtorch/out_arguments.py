@@ -9,11 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-
-def outs_of(kwargs: Mapping[str, object]) -> tuple[torch.Tensor, ...]:
-    """The tensors that a call is given as `out`."""
-    out = kwargs.get("out")
-    return tuple(t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, torch.Tensor))
+from primtorch.effects import outs_of
 
 
 def land(

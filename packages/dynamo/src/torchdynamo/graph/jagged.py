@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nested._internal import nested_tensor as jagged
 
 from primtorch.dispatch_mode import DispatchMode
+from primtorch.effects import is_inplace
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.relation import Truth
@@ -368,7 +369,7 @@ class Jagged:
 
     def run(self, name: str, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """A call with nested tensors: what torch's code for it does is in the graph, and its result is given."""
-        if (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs:
+        if is_inplace(name) or name in _WRITING or "out" in kwargs:
             raise BreakGraph("special_tensor", f"{name}() writes to a nested tensor")
         args, kwargs = self.recorder.adopt_all(args), self.recorder.adopt_all(kwargs)
         if name == "unbind":
@@ -435,7 +436,7 @@ class Jagged:
             self.know_rows(rows)
 
 
-_WRITING = frozenset({"__setitem__", "requires_grad_", "retain_grad", "register_hook", "apply_", "map_"})
+_WRITING = frozenset({"retain_grad", "register_hook"})
 
 
 class _Below(DispatchMode):

@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
-from primtorch.effects import has_effect, overload_of, unsaid_writes, written_tensors
+from primtorch.effects import has_effect, is_inplace, overload_of, unsaid_writes, written_tensors
 from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
@@ -78,11 +78,11 @@ _REFLECTED = {f"__r{name}__": _FUNCTIONS[name] for name in (*_TWO_SIDED, "matmul
 _BY_RECIPROCAL = frozenset({"__rdiv__", "__rtruediv__"})
 
 # Calls with an effect and no tensor result.
-_EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
+_EFFECTS = frozenset({"_set_grad_enabled", "_assert_async"})
 
-# Calls that may draw from the generator: a later draw depends on them even when nothing uses their result.
 # What a DTensor's class keeps a state for beside the tensors: random numbers of each rank; masks, in placements.
 _MASKING = frozenset({"embedding", "embedding_bag", "gather", "scatter_add"})
+# Calls that may draw from the generator: a later draw depends on them even when nothing uses their result.
 _RANDOM = frozenset(
     {
         "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
@@ -558,7 +558,7 @@ class Recorder:
         if not isinstance(target, FakeTensor):
             return
         node = self.node_of(target)
-        if "out" in kwargs or name == "__setitem__" or is_inplace(name):
+        if "out" in kwargs or is_inplace(name):
             if self.restrided and name not in RESTRIDES:
                 self._refuse_both(target, self.restrided)
             gap = gap_behind(node)
@@ -706,13 +706,6 @@ def function_name(func: object) -> str:
         return str(getattr(getattr(func, "__self__", None), "__name__", name))
     return str(name)
 
-
-def is_inplace(name: str) -> bool:
-    """Whether a torch function of this name writes to its first argument."""
-    return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-
-
-_INPLACE_OPERATORS = frozenset(f"__{name}__" for name in (*_INPLACE, "idiv"))
 
 # Operators that torch defines in Python go by the name of the function that they wrap.
 _WRAPPED_OPERATORS: dict[object, str] = {
