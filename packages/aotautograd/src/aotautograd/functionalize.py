@@ -18,11 +18,12 @@ from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.history import has_history
 from aotautograd.layouts import KeptLayouts, WithStrides
-from aotautograd.present_views import CHANGES, PresentViews, may_change
+from aotautograd.present_views import PresentViews, may_change
 from aotautograd.schemas import Values
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES
 from aotautograd.versions import set_version, version_of
 from primtorch.effects import (
+    RESTRIDES,
     asked_inplace,
     outs_of,
     overload_of,
@@ -330,7 +331,7 @@ def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
 
 
-_SHAPES = CHANGES | {"detach_"}
+_SHAPES = RESTRIDES | {"detach_"}
 _NO_WRITE = _SHAPES | {"requires_grad_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_", "rename_",
                        "__get__", "__set__"}  # fmt: skip
 _OVERLAP = (

@@ -15,9 +15,6 @@ from torch.utils import _pytree as pytree
 
 from aotautograd.schemas import Values
 
-CHANGES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
-"""Names of the calls that give a tensor another shape in place. Each without its last letter is that of the view."""
-
 T = TypeVar("T")
 _autograd: Any = torch._C._autograd
 

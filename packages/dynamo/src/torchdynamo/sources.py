@@ -386,7 +386,7 @@ def own_keys(container: dict[object, object]) -> tuple[object, ...]:
 
 def own_length(container: Any) -> int:
     """How many items it holds, by the built-in class: a `__len__` of the program's own may say anything."""
-    kind: Any = next((base for base in (list, tuple, dict, set, frozenset) if isinstance(container, base)), None)
+    kind = next((base for base in CONTAINERS if isinstance(container, base)), None)
     return len(container) if kind is None else kind.__len__(container)
 
 
@@ -395,7 +395,8 @@ def own_items(container: Any) -> Iterator[Any]:
     return next(base for base in _ITERATED if isinstance(container, base)).__iter__(container)  # type: ignore[no-any-return]
 
 
-_ITERATED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset)
+_ITERATED: tuple[Any, ...] = (*CONTAINERS, deque)
 
 
 def table_shown(view: object) -> object:

@@ -118,6 +118,11 @@ _ASSIGNMENTS = frozenset(
 )  # fmt: skip
 
 
+RESTRIDES = frozenset({"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"})
+"""Methods that give a tensor another shape or strides in place, in the memory that it has: torch tags them
+`inplace_view`. Each without its last letter is that of the view."""
+
+
 def is_inplace(name: str) -> bool:
     """Whether a function of torch, a method or an operator of Python of this name writes to its first argument."""
     return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _ASSIGNMENTS

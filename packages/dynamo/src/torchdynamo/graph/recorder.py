@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
-from primtorch.effects import has_effect, is_inplace, overload_of, unsaid_writes, written_tensors
+from primtorch.effects import RESTRIDES, has_effect, is_inplace, overload_of, unsaid_writes, written_tensors
 from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
@@ -100,9 +100,6 @@ _LAZY_BITS = frozenset({"is_conj", "is_neg"})
 def _is_made(node: fx.Node | None) -> bool:
     return node is not None and node.op != "placeholder"
 
-
-# Change a tensor's shape or strides in place: torch tags them `inplace_view`. Those that exchange its memory break.
-RESTRIDES = frozenset({"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"})
 
 # What a tensor's place in its memory matters to.
 _USE_OFFSETS = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_scatter"})

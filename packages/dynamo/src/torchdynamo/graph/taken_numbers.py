@@ -12,7 +12,6 @@ granted that it is not negative (`conditions.py`), and the graph tells those who
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import settled
 from primtorch.symbolic.expr import symbol as symbol_of
-from primtorch.symbolic.relation import BoolExpr, FloatRelation, Relation
+from primtorch.symbolic.relation import COMPARE, BoolExpr, FloatRelation, Relation
 from primtorch.symbolic.shape_env import ShapeGuard
 from primtorch.symbolic.sym_node import SymNode, node_of
 from torchdynamo.graph.tensor_classes import class_of
@@ -39,12 +38,9 @@ Number = torch.SymInt | torch.SymFloat
 TAKING: dict[str, type | None] = {"item": None, "tolist": None, "__int__": int, "__index__": int, "__float__": float}
 _MOST = 64  # numbers of one list
 
-_COMPARISONS: dict[str, Callable[[Any, Any], object]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
 # The operations of a fact's postfix program, on tensors of one element.
 _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
-    **{name: getattr(torch, name) for name in _COMPARISONS},
+    **{name: getattr(torch, name) for name in COMPARE},
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -199,7 +195,7 @@ class TakenNumbers:
         return _full(env.number(symbol_of(symbol)), torch.int64) if known is None else known
 
     def _in_floats(self, expr: FloatRelation) -> torch.Tensor | None:
-        if expr.op not in _COMPARISONS or not expr.holds:
+        if expr.op not in COMPARE or not expr.holds:
             return None
         env = self.recorder.mode.shape_env
         assert env is not None
@@ -211,7 +207,7 @@ class TakenNumbers:
         """Tells the relation to the environment, and to that of whoever traces the graph."""
         expr: Any = node.expr
         sides = [self.recorder.argument(node.env.number(side)) for side in (expr.left, expr.right)]
-        truth = self.recorder.graph.call_function(_COMPARISONS[expr.op], tuple(sides))
+        truth = self.recorder.graph.call_function(COMPARE[expr.op], tuple(sides))
         self.recorder.annotate(truth, torch.SymBool(node))
         check = self.recorder.write_node(torch._check, (truth,))
         check.meta["effect"] = True

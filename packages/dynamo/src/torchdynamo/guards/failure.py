@@ -20,7 +20,7 @@ from torchdynamo.guards.shape_program import run_program, same_constant
 from torchdynamo.guards.shown import short
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
-from torchdynamo.sources import Scope, instance_dict, own_keys, own_length, resolve
+from torchdynamo.sources import CONTAINERS, Scope, instance_dict, own_keys, own_length, resolve
 
 
 def _has_instance(obj: object, name: str) -> bool:
@@ -31,7 +31,7 @@ def _has_instance(obj: object, name: str) -> bool:
 
 
 def _truth(value: object) -> bool:
-    return bool(own_length(value)) if isinstance(value, (list, tuple, dict, set, frozenset)) else bool(value)
+    return bool(own_length(value)) if isinstance(value, CONTAINERS) else bool(value)
 
 
 _CHECKS: dict[GuardKind, Callable[[Any, Any], bool]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,22 +18,12 @@ from torchdynamo.kept.contents import NotKept
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, TensorGuard, WrittenMemory
 from torchdynamo.sources import (
     Argument,
-    Attribute,
-    CellContents,
     ClosureCell,
-    DictKeyAt,
     Global,
-    InstanceAttribute,
-    InstanceDict,
     Item,
     Pinned,
     Reading,
-    Referent,
     Source,
-    TensorOffset,
-    TensorSize,
-    TensorStride,
-    TypeOf,
     base_of,
 )
 
@@ -46,10 +37,7 @@ class Named:
     place: int
 
 
-_SOURCES: tuple[type, ...] = (
-    Argument, Global, ClosureCell, Pinned, Attribute, InstanceAttribute, CellContents, InstanceDict, Item, DictKeyAt,
-    TypeOf, Referent, TensorSize, TensorStride, TensorOffset, Reading,
-)  # fmt: skip
+_SOURCES: tuple[type, ...] = typing.get_args(Source)
 _CODES: Mapping[type, int] = types.MappingProxyType({kind: place for place, kind in enumerate(_SOURCES)})
 _TENSOR_FIELDS = tuple(field.name for field in dataclasses.fields(TensorGuard))[1:]
 _KINDS = tuple(GuardKind)

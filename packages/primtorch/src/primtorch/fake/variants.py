@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.arguments import TENSORS, TensorLike
+from primtorch.effects import RESTRIDES
 from primtorch.errors import NoFormula
 from primtorch.families import Formula, Trait, elementwise_packets, has_trait, operator_named
 from primtorch.layout import broadcast, contiguous_strides
@@ -18,23 +19,11 @@ from primtorch.promotion import category
 from primtorch.spec import TensorSpec
 
 RESTRIDING = frozenset(
-    [
-        "t_",
-        "transpose_",
-        "swapaxes_",
-        "swapdims_",
-        "squeeze_",
-        "squeeze_.dim",
-        "squeeze_.dims",
-        "unsqueeze_",
-        "as_strided_",
-        "resize_",
-        "resize_as_",
-        "set_.source_Tensor",
-        "set_.source_Storage_storage_offset",
-        "set_.source_Tensor_storage_offset",
-    ]
-)
+    {
+        *RESTRIDES, "squeeze_.dim", "squeeze_.dims", "resize_", "resize_as_", "set_.source_Tensor",
+        "set_.source_Storage_storage_offset", "set_.source_Tensor_storage_offset",
+    }
+)  # fmt: skip
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
 _WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor", "normal": "normal_functional"}

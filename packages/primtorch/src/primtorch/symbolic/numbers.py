@@ -14,7 +14,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, constant
 from primtorch.symbolic.float_expr import FloatExpr, float_constant
-from primtorch.symbolic.relation import FloatRelation, relate
+from primtorch.symbolic.relation import COMPARE, SYMBOLS, FloatRelation, relate
 from primtorch.symbolic.scalar_ops import FLOAT_FUNCTIONS
 from primtorch.symbolic.shape_env import ShapeEnv
 from primtorch.symbolic.sym_node import SymNode, node_of
@@ -23,7 +23,7 @@ Expr: TypeAlias = IntExpr | FloatExpr
 
 _INTEGERS = {"&": "bitand", "|": "bitor", "^": "bitxor", "<<": "lshift", ">>": "rshift"}
 _FLOATS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv", "%": "fmod", "//": "ffloordiv", "**": "fpow"}
-_RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_RELATIONS = {symbol: name for name, symbol in SYMBOLS.items()}
 _TO_INTEGER: dict[object, str] = {
     int: "trunc",
     math.trunc: "trunc",
@@ -103,30 +103,20 @@ def compare(op: str, a: object, b: object) -> object:
         return None
     name = _RELATIONS[op]
     if isinstance(left, IntExpr) and isinstance(right, IntExpr):
-        return _truth(env, relate(name, left, right), env.hint(left), env.hint(right), op)
+        return _truth(env, relate(name, left, right), env.hint(left), env.hint(right), name)
     try:
         x, y = _float(env, left), _float(env, right)
     except OverflowError:
         return None
-    return _truth(env, FloatRelation(name, x, y), env.hint(x), env.hint(y), op)
+    return _truth(env, FloatRelation(name, x, y), env.hint(x), env.hint(y), name)
 
 
-def _truth(env: ShapeEnv, relation: Any, a: object, b: object, op: str) -> bool | torch.SymBool:
+def _truth(env: ShapeEnv, relation: Any, a: object, b: object, name: str) -> bool | torch.SymBool:
     known: bool | None = env.decide(relation)
     if known is not None:
         return known
-    hint = None if a is None or b is None else _COMPARE[op](a, b)
+    hint = None if a is None or b is None else COMPARE[name](a, b)
     return torch.SymBool(SymNode(relation, hint, env))
-
-
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
 
 
 def unary(op: str, a: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
@@ -10,15 +11,8 @@ from typing import Any, TypeAlias
 from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
 from primtorch.symbolic.float_expr import FloatExpr
 
-COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
-_TEXT = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+COMPARE: dict[str, Callable[[object, object], bool]] = {name: getattr(operator, name) for name in SYMBOLS}
 NEGATION = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
@@ -71,7 +65,7 @@ class Relation(Condition):
         return Relation(NEGATION[self.op], self.left, self.right)
 
     def __str__(self) -> str:
-        return f"{self.left} {_TEXT[self.op]} {self.right}"
+        return f"{self.left} {SYMBOLS[self.op]} {self.right}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,7 @@ class FloatRelation(Condition):
         return FloatRelation(self.op, self.left, self.right, not self.holds)
 
     def __str__(self) -> str:
-        text = f"{self.left} {_TEXT.get(self.op, 'is')} {self.right}"
+        text = f"{self.left} {SYMBOLS.get(self.op, 'is')} {self.right}"
         return text if self.holds else f"not {text}"
 
 

@@ -13,7 +13,17 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, constant
 from primtorch.symbolic.float_expr import FloatExpr, float_constant
-from primtorch.symbolic.relation import BoolExpr, Connective, Defined, FloatRelation, Relation, Truth, connect, relate
+from primtorch.symbolic.relation import (
+    COMPARE,
+    BoolExpr,
+    Connective,
+    Defined,
+    FloatRelation,
+    Relation,
+    Truth,
+    connect,
+    relate,
+)
 
 if TYPE_CHECKING:
     from primtorch.symbolic.shape_env import ShapeEnv
@@ -21,9 +31,6 @@ if TYPE_CHECKING:
 Expr: TypeAlias = IntExpr | Relation | Connective | Truth | FloatRelation | Defined | FloatExpr
 Text: TypeAlias = str
 """`str` by a name that SymNode's method of that name does not hide."""
-_COMPARE = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
 
 
 class SymNode:
@@ -296,11 +303,11 @@ class SymNode:
     def _relation(self, op: Text, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return SymNode(relate(op, a, b), _both(_COMPARE[op], self.hint, other.hint), self.env)
+            return SymNode(relate(op, a, b), _both(COMPARE[op], self.hint, other.hint), self.env)
         if self.is_bool() and other.is_bool():
-            return self.wrap_bool(_COMPARE[op](self.bool_(), other.bool_()))
+            return self.wrap_bool(COMPARE[op](self.bool_(), other.bool_()))
         relation = FloatRelation(op, self._as_float(), other._as_float())
-        return SymNode(relation, _both(_COMPARE[op], self.hint, other.hint), self.env)
+        return SymNode(relation, _both(COMPARE[op], self.hint, other.hint), self.env)
 
     def eq(self, other: SymNode) -> SymNode:
         """`self == other`; a ragged length answers for itself."""
