@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -22,70 +23,68 @@ from primtorch.spec import Size, TensorSpec
 OP = Family("patches")
 
 
-def _patch_positions(b: Builder, out: Size, kernel: Size, dilation: Size, stride: Size, device: torch.device) -> Value:
-    """(kernel, out) positions in the padded image."""
-    tap = b.iota(kernel, device, step=dilation).unsqueeze(1)
-    return tap + b.iota(out, device, step=stride).unsqueeze(0)
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Where the patches of an image lie: one number for each of its two dims."""
 
+    kernel_size: Sequence[Size]
+    dilation: Sequence[Size]
+    padding: Sequence[Size]
+    stride: Sequence[Size]
 
-def _patch_count(size: Size, kernel: Size, dilation: Size, padding: Size, stride: Size) -> Size:
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    @staticmethod
+    def of(*given: PerDim) -> _Windows:
+        return _Windows(*(per_dim(values, 2) for values in given))
+
+    def check(self) -> None:
+        for name in self.__slots__:
+            values, least = getattr(self, name), 0 if name == "padding" else 1
+            refuse(len(values) != 2, lambda: f"It is expected {name} equals to 2, but got size {len(values)}")
+            refuse(any(v < least for v in values), lambda: f"{name} should be at least {least}, but got {list(values)}")
+
+    def counts(self, sizes: Sequence[Size]) -> list[Size]:
+        """How many patches there are along each dim of an image."""
+        windows = zip(sizes, self.kernel_size, self.dilation, self.padding, self.stride, strict=True)
+        return [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, d, p, s in windows]
+
+    def index(self, b: Builder, counts: Sequence[Size], device: torch.device) -> tuple[Value | None, ...]:
+        """The index of the patches in a padded image of four dims, as (kernel, count) of rows, then of columns."""
+        rows, columns = (
+            b.iota(kernel, device, step=dilation).unsqueeze(1) + b.iota(count, device, step=stride).unsqueeze(0)
+            for kernel, dilation, stride, count in zip(
+                self.kernel_size, self.dilation, self.stride, counts, strict=True
+            )
+        )
+        return None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)
 
 
 @OP.formula("im2col")
-def _im2col(
-    x: TensorLike, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
-) -> TensorSpec:
+def _im2col(x: TensorLike, *windows: PerDim) -> TensorSpec:
     *lead, channels, height, width = x.shape
-    rows, columns = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, d, p, s in zip((height, width), kernel_size, dilation, padding, stride, strict=True)
-    )
-    shape = (*lead, channels * kernel_size[0] * kernel_size[1], rows * columns)
-    return by_rows(x, shape)
+    patches = _Windows.of(*windows)
+    return by_rows(x, (*lead, channels * product(patches.kernel_size), product(patches.counts((height, width)))))
 
 
 @OP.refuses("im2col")
-def _refuse_im2col(
-    x: TensorLike,
-    kernel_size: Sequence[Size],
-    dilation: Sequence[Size],
-    padding: Sequence[Size],
-    stride: Sequence[Size],
-) -> None:
-    _check_patches(kernel_size, dilation, padding, stride)
+def _refuse_im2col(x: TensorLike, *windows: Sequence[Size]) -> None:
+    patches = _Windows(*windows)
+    patches.check()
     refuse_batch("im2col", x, 2)
-    out = [_patch_count(*v) for v in zip(x.shape[-2:], kernel_size, dilation, padding, stride, strict=True)]
+    out = patches.counts(x.shape[-2:])
     refuse(any(n < 1 for n in out), lambda: f"the shape of the array of sliding blocks is {out}, but must be positive")
 
 
-def _check_patches(
-    kernel_size: Sequence[Size], dilation: Sequence[Size], padding: Sequence[Size], stride: Sequence[Size]
-) -> None:
-    for name, values in (
-        ("kernel_size", kernel_size),
-        ("dilation", dilation),
-        ("padding", padding),
-        ("stride", stride),
-    ):
-        refuse(len(values) != 2, lambda: f"It is expected {name} equals to 2, but got size {len(values)}")
-        least = 0 if name == "padding" else 1
-        refuse(any(v < least for v in values), lambda: f"{name} should be at least {least}, but got {list(values)}")
-
-
 @OP.rule("im2col")
-def _lower_im2col(
-    b: Builder, x: Value, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
-) -> Value:
-    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
+def _lower_im2col(b: Builder, x: Value, *windows: PerDim) -> Value:
+    patches = _Windows.of(*windows)
+    kernel, padding = patches.kernel_size, patches.padding
     image = x if x.rank == 4 else x.unsqueeze(0)
     n, c, *spatial = image.shape
-    out = [_patch_count(*v) for v in zip(spatial, kernel, dilation, padding, stride, strict=True)]
+    out = patches.counts(spatial)
     if any(not isinstance(p, int) or p != 0 for p in padding):
         image = b.emit(prims.pad, image, (0, 0, *padding), (0, 0, *padding), b.number(0, image))
-    rows, columns = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)), False)
-    result = patches.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
+    taken = b.emit(prims.index, image, patches.index(b, out, x.device), False)
+    result = taken.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
     return result if x.rank == 4 else result.squeeze(0)
 
 
@@ -97,21 +96,15 @@ def _col2im(x: TensorLike, output_size: Sequence[Size], kernel_size: Sequence[in
 
 
 @OP.refuses("col2im")
-def _refuse_col2im(
-    x: TensorLike,
-    output_size: Sequence[Size],
-    kernel_size: Sequence[Size],
-    dilation: Sequence[Size],
-    padding: Sequence[Size],
-    stride: Sequence[Size],
-) -> None:
-    _check_patches(kernel_size, dilation, padding, stride)
+def _refuse_col2im(x: TensorLike, output_size: Sequence[Size], *windows: Sequence[Size]) -> None:
+    patches = _Windows(*windows)
+    patches.check()
     refuse_batch("col2im", x, 1)
     refuse(len(output_size) != 2, lambda: f"It is expected output_size equals to 2, but got size {len(output_size)}")
     rows, columns = x.shape[-2:]
-    elements = product(kernel_size)
+    elements = product(patches.kernel_size)
     refuse(rows // elements * elements != rows, "size of input's dimension 1 must be divisible by the kernel's")
-    out = [_patch_count(*v) for v in zip(output_size, kernel_size, dilation, padding, stride, strict=True)]
+    out = patches.counts(output_size)
     refuse(
         any(n < 1 for n in out) or columns != out[0] * out[1],
         lambda: f"expected size of input's dimension 2 to match the calculated number of sliding blocks {out}",
@@ -119,21 +112,17 @@ def _refuse_col2im(
 
 
 @OP.rule("col2im")
-def _lower_col2im(
-    b: Builder, x: Value, output_size: PerDim, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
-) -> Value:
-    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
-    size = per_dim(output_size, 2)
+def _lower_col2im(b: Builder, x: Value, output_size: PerDim, *windows: PerDim) -> Value:
+    patches, size = _Windows.of(*windows), per_dim(output_size, 2)
+    kernel, padding = patches.kernel_size, patches.padding
     columns = x if x.rank == 3 else x.unsqueeze(0)
     n = columns.shape[0]
     c = columns.shape[1] // (kernel[0] * kernel[1])
-    out = [_patch_count(*v) for v in zip(size, kernel, dilation, padding, stride, strict=True)]
-    patches = columns.compute().reshape((n, c, *kernel, *out)).permute((0, 1, 2, 4, 3, 5))
+    out = patches.counts(size)
+    added = columns.compute().reshape((n, c, *kernel, *out)).permute((0, 1, 2, 4, 3, 5))
     padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
-    zeros = b.full((n, c, *padded), 0, patches.dtype, x.device)
-    rows, cols = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    places = (None, None, rows.unsqueeze(2, 3), cols.unsqueeze(0, 1))
-    image = b.emit(prims.index_put, zeros, places, patches, True, False)
+    zeros = b.full((n, c, *padded), 0, added.dtype, x.device)
+    image = b.emit(prims.index_put, zeros, patches.index(b, out, x.device), added, True, False)
     for d in range(2):
         image = image.slice(2 + d, padding[d], padding[d] + size[d])
     image = image.to(x.dtype)
