@@ -56,7 +56,9 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "a guard kind": (
         Place("dynamo/src/torchdynamo/schemas.py", "class GuardKind", "its name and what it compares"),
         Place("dynamo/src/torchdynamo/guards/failure.py", "_CHECKS", "what it compares, in Python"),
-        Place("dynamo/cpp/guard_nodes.h", "enum class Kind", "the same, in the tree that is asked at each call"),
+        Place("dynamo/cpp/guard_tree.cpp", "case Kind::", "the same, in the tree that is asked at each call"),
+        Place("dynamo/cpp/guard_build.cpp", "kind_names", "its name, and its payload as the tree holds it"),
+        Place("dynamo/src/torchdynamo/kept/rows.py", "_OF_VALUES", "what its payload is, for guards that are kept"),
     ),
     "ambient state (what a context manager sets)": (
         Place("primtorch/src/primtorch/ambient.py", "AMBIENT", "its reader and its writer"),

@@ -56,7 +56,7 @@ def freed_behind(value: torch.Tensor) -> set[torch.autograd.graph.Node]:
     return {node for node in nodes_behind([value]) if any(_is_freed(node, name) for name in _saved_by(type(node)))}
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def _saved_by(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_"))
 

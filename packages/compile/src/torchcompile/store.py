@@ -36,7 +36,7 @@ class Entry:
     used: float  # seconds since the epoch
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def _tell_once(message: str) -> None:
     _log.warning("%s", message)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,7 +28,16 @@ from torchdynamo.marks import region
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.growing_lists import ItemsVary, ReadWhole
 from torchdynamo.outside.outside import Outside
-from torchdynamo.reasons import BreakGraph, GivesUp, Uninitialized
+from torchdynamo.reasons import (
+    BreakGraph,
+    ClassOutlivesGraph,
+    GeneratorOutlivesGraph,
+    GivesUp,
+    LeafOutlivesGraph,
+    OutlivesGraph,
+    Uninitialized,
+    WorkOutlivesGraph,
+)
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
 from torchdynamo.watchers import saving_unseen
@@ -137,22 +147,18 @@ class Directions:
 
     Attributes:
         stop_at: path to the instruction before which it stops, of an earlier one that broke there for `reason`.
-        refused_raise: ordinal of a raise that breaks the graph.
-        refused_start: ordinal of a generator at whose start the graph ends.
-        refused_class: ordinal of a class before whose making it ends.
-        refused_leaf: ordinal of a tensor that requires a gradient before whose making it ends.
-        refused_work: ordinal of a collective that gives work before which it ends.
+        refused: ordinals of what outlives the graph, by the error that told so: the graph ends before it is made.
         cut_at: number of recorded calls behind which the graph ends.
     """
 
     stop_at: tuple[int, ...] = ()
     reason: GraphBreak | None = None
-    refused_raise: int = -1
-    refused_start: int = -1
-    refused_class: int = -1
-    refused_leaf: int = -1
-    refused_work: int = -1
+    refused: Mapping[type[OutlivesGraph], int] = field(default_factory=dict)
     cut_at: int | None = None
+
+    def before(self, kind: type[OutlivesGraph], ordinal: int) -> Directions:
+        """The same, and the graph ends before number `ordinal` of what such an error tells of."""
+        return replace(self, refused={**self.refused, kind: ordinal})
 
     def to_the_end(self) -> Directions:
         """The same, without a place to stop."""
@@ -213,7 +219,8 @@ def interpret(
     outside.recorder.cut_at = directions.cut_at
     outside.recorder.refused = policy.refused
     outside.recorder.taken.refused, outside.recorder.taken.sizes = policy.unread, policy.sizes
-    outside.recorder.refused_leaf = directions.refused_leaf
+    refused = directions.refused.get
+    outside.recorder.refused_leaf = refused(LeafOutlivesGraph, -1)
     if policy.asks_data:
         outside.recorder.conditions.refuse()
     refuse_writes(outside, policy.shared)
@@ -221,10 +228,10 @@ def interpret(
     interpreter = Interpreter(world)
     calls = world.calls = Calls(outside, world, interpreter)
     stack.frames = outside.loops.frames = interpreter.frames
-    calls.works.refused = directions.refused_work
-    interpreter.refused_raise = directions.refused_raise
-    interpreter.refused_start = directions.refused_start
-    outside.classes.refused = directions.refused_class
+    calls.works.refused = refused(WorkOutlivesGraph, -1)
+    interpreter.refused_raise = refused(GivesUp, -1)
+    interpreter.refused_start = refused(GeneratorOutlivesGraph, -1)
+    outside.classes.refused = refused(ClassOutlivesGraph, -1)
     capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
     chosen = [state.read() for state in ATTENTION]

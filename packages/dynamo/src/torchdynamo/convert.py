@@ -68,7 +68,6 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import (
     OF_EACH_LENGTH,
     BreakGraph,
-    ClassOutlivesGraph,
     GivesUp,
     LeafOutlivesGraph,
     OutlivesGraph,
@@ -306,18 +305,10 @@ def _capture_and_generate(
         try:
             return _generate(state, capture, ambient)
         except OutlivesGraph as error:
-            directions, depth = Directions(refused_start=error.start, refused_leaf=directions.refused_leaf), None
-        except ClassOutlivesGraph as error:
-            directions, depth = Directions(refused_class=error.ordinal, refused_leaf=directions.refused_leaf), None
+            directions, depth = _leaf(directions).before(type(error), error.ordinal), None
         except NumberAsked as asked:
             state.unread |= asked.places
-            directions, depth = Directions(refused_leaf=directions.refused_leaf), None
-        except GivesUp as error:
-            directions, depth = Directions(refused_raise=error.ordinal, refused_leaf=directions.refused_leaf), None
-        except LeafOutlivesGraph as error:
-            directions, depth = Directions(refused_leaf=error.ordinal), None
-        except WorkOutlivesGraph as error:
-            directions, depth = Directions(refused_work=error.ordinal, refused_leaf=directions.refused_leaf), None
+            directions, depth = _leaf(directions), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -325,6 +316,11 @@ def _capture_and_generate(
             depth = len(capture.ending.frames) - 1 if isinstance(capture.ending, Stopped) else 0
             if depth < 1:  # else the innermost frame runs for real, and is captured on its own
                 return state.no_graph(GraphBreak(error.reason, error.detail, state.frames()))
+
+
+def _leaf(directions: Directions) -> Directions:
+    """What of them a capture that begins anew is told: the leaf, which an earlier graph ends before."""
+    return Directions(refused={kind: n for kind, n in directions.refused.items() if kind is LeafOutlivesGraph})
 
 
 def _capture(
@@ -351,13 +347,13 @@ def _capture(
                 if refused < 0:
                     state.learn_loops(capture.outside.loops.fixed, broken)
                     return capture
-                told = replace(told.to_the_end(), refused_raise=refused)
+                told = told.to_the_end().before(GivesUp, refused)
             case HasToRaise(ordinal=ordinal):
-                told = replace(told.to_the_end(), refused_raise=ordinal)
+                told = told.to_the_end().before(GivesUp, ordinal)
             case HasToCut(calls=calls):
                 told = replace(told.to_the_end(), cut_at=calls)
             case HasToBegin(ordinal=ordinal):
-                told = replace(told.to_the_end(), refused_work=ordinal)
+                told = told.to_the_end().before(WorkOutlivesGraph, ordinal)
             case AsksNumber(places=places, as_size=as_size):
                 state.unread |= {place for place in places if not as_size or place in state.sizes}
                 state.sizes |= places
@@ -382,7 +378,7 @@ def _capture(
             case Raised(ordinal=ordinal):
                 if state.options.fullgraph or ordinal < 0 or not state.knows_raise(capture.ending):
                     return state.judged_by_eager(capture.ending, certain=not capture.takes_for_granted)
-                told = replace(told, refused_raise=ordinal)  # eager raised it there, too: the graph ends before it
+                told = told.before(GivesUp, ordinal)  # eager raised it there, too: the graph ends before it
             case Broke() as broke:
                 if broke.graph_break.reason == "symbolic_size" and state.options.fullgraph and symbols:
                     symbols, told = False, told.to_the_end()  # one graph for these sizes
@@ -407,7 +403,7 @@ def _stopping(state: Function, broke: Broke, depth: int | None, told: Directions
     reason = broke.graph_break
     if not reason.user_frames:  # it broke before the first instruction, or behind the last
         reason = replace(reason, user_frames=state.frames())
-    refused = reason.reason == "exception" and told.refused_raise >= 0  # for a break behind it
+    refused = reason.reason == "exception" and told.refused.get(GivesUp, -1) >= 0  # for a break behind it
     if state.options.fullgraph or (broke.is_error and not refused):
         raise Unsupported(describe(reason))
     return replace(told, stop_at=broke.path[: _depth(state, broke) if depth is None else depth], reason=reason)
@@ -494,7 +490,7 @@ def _refuse_leaves(outside: Outside, codegen: Codegen) -> None:
     leaving = [*(node.meta.get("val") for node in codegen.outputs), *(fake for _, _, fake in outside.tensors)]
     leaf = first_leaf_behind(leaving, outside.recorder.leaves) if outside.recorder.leaves else -1
     if leaf >= 0:
-        raise LeafOutlivesGraph(leaf)
+        raise LeafOutlivesGraph("derivatives by a tensor that the program makes are taken behind the graph", leaf)
 
 
 def _resume_factory(state: Function) -> Resume:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from primtorch.ledger import Effect, Event, Kind, kinds
 from torchdynamo.interpreter.protocol import Escape
@@ -278,63 +279,48 @@ class BreakGraph(Escape):
 
 
 class OutlivesGraph(BreakGraph):
-    """A generator that has started would have to go on behind the graph: it has to be started for real.
+    """What capture made is seen behind the graph. Capture begins anew, and the graph ends before it is made.
 
     Attributes:
-        start: which of the generators that started during capture it is.
+        ordinal: which of its kind that came about during capture it is.
     """
 
-    def __init__(self, detail: str, start: int) -> None:
-        super().__init__("generator", detail)
-        self.start = start
-
-
-class ClassOutlivesGraph(BreakGraph):
-    """A class that the program makes is seen behind the graph: it has to be made at each call.
-
-    Attributes:
-        ordinal: which of the classes that were made during capture it is.
-    """
+    of: ClassVar[str]  # a reason
 
     def __init__(self, detail: str, ordinal: int) -> None:
-        super().__init__("class", detail)
+        super().__init__(self.of, detail)
         self.ordinal = ordinal
 
 
-class LeafOutlivesGraph(BreakGraph):
-    """What leaves the graph has a history that begins at a tensor of the program's own: it has to be an input.
+class GeneratorOutlivesGraph(OutlivesGraph):
+    """A generator that has started would have to go on behind the graph: it has to be started for real."""
 
-    Attributes:
-        ordinal: which of the leaves that were made during capture it is.
-    """
-
-    def __init__(self, ordinal: int) -> None:
-        super().__init__("leaf", "derivatives by a tensor that the program makes are taken behind the graph")
-        self.ordinal = ordinal
+    of = "generator"
 
 
-class WorkOutlivesGraph(BreakGraph):
-    """What stands for a collective that the graph has begun leaves the graph: it has to be begun for real.
+class ClassOutlivesGraph(OutlivesGraph):
+    """A class that the program makes is seen behind the graph: it has to be made at each call."""
 
-    Attributes:
-        ordinal: which of the collectives that give work it is.
-    """
-
-    def __init__(self, ordinal: int) -> None:
-        super().__init__("distributed", "the work of a collective outlives the graph")
-        self.ordinal = ordinal
+    of = "class"
 
 
-class GivesUp(BreakGraph):
-    """An exception leaves what it closes, or is kept: it has to be raised for real.
+class LeafOutlivesGraph(OutlivesGraph):
+    """What leaves the graph has a history that begins at a tensor of the program's own: it has to be an input."""
 
-    Attributes:
-        ordinal: that of its raise, or -1 where it was raised before capture began.
-    """
+    of = "leaf"
 
-    def __init__(self, detail: str, ordinal: int) -> None:
-        super().__init__("exception", detail)
-        self.ordinal = ordinal
+
+class WorkOutlivesGraph(OutlivesGraph):
+    """What stands for a collective that the graph has begun leaves the graph: it has to be begun for real."""
+
+    of = "distributed"
+
+
+class GivesUp(OutlivesGraph):
+    """An exception leaves what it closes, or is kept: it has to be raised for real. `ordinal` is that of its raise, or
+    -1 where it was raised before capture began."""
+
+    of = "exception"
 
 
 class Uninitialized(BreakGraph):

@@ -306,7 +306,7 @@ class Codegen:
         """An object of a Python class without a built-in base other than object."""
         kind = type(obj)
         if id(obj) in self.recorder.works:
-            raise WorkOutlivesGraph(self.recorder.works[id(obj)][1])
+            raise WorkOutlivesGraph("the work of a collective outlives the graph", self.recorder.works[id(obj)][1])
         if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         name = self.named(obj, f"object.__new__({self.pin(kind)})")

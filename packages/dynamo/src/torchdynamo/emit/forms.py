@@ -47,7 +47,7 @@ from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside.externals import ATOMS, ITERATOR_FIELDS
 from torchdynamo.outside.growing_lists import GrowingView, Refusal
 from torchdynamo.outside.loops import OpenRange
-from torchdynamo.reasons import BreakGraph, GivesUp, OutlivesGraph
+from torchdynamo.reasons import BreakGraph, GeneratorOutlivesGraph, GivesUp
 from torchdynamo.sources import table_shown
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def _generator(code: Codegen, obj: object) -> str:
         raise BreakGraph("generator", f"{obj!r} outlives the graph")
     frame = obj.unstarted
     if frame is None:
-        raise OutlivesGraph(f"{obj!r} outlives the graph", obj.start)
+        raise GeneratorOutlivesGraph(f"{obj!r} outlives the graph", obj.start)
     function, body = frame.function, frame.function.__code__
     if not code.keep_iterators:
         code.unstarted.append(function)

@@ -220,7 +220,7 @@ def _shown_argument(world: World, value: object) -> object:
     return _named(base, kind.__name__)(world, value)
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def _named(base: type[FormatArgument], name: str) -> type[FormatArgument]:
     """A class of this name, which an error of `%d` tells."""
     return type(name, (base,), {"__slots__": ()})

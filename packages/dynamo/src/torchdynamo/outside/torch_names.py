@@ -90,7 +90,7 @@ def _steps(module: types.ModuleType | None, path: tuple[str, ...]) -> Iterator[t
         module = value
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def _paths(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """Global names of the code in its order, each with the attributes that are read of it at once."""
     paths: dict[tuple[str, ...], None] = {}
