@@ -11,7 +11,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -38,7 +37,7 @@ from primtorch.memory import returns_alias
 from primtorch.symbolic import expr_as_given, shape_env_of
 
 aten = torch.ops.aten
-_autograd: Any = torch._C._autograd
+_autograd = torch._C._autograd
 _NON_LEAF = "NonLeafBackward"  # of `aotautograd.functionalize.NonLeaf`, behind an input that is no leaf
 _Emit = Callable[[ForwardKind, fx.Node, int | None, torch.Tensor | None], int]
 

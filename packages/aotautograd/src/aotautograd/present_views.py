@@ -8,7 +8,7 @@ and a view of it stands for it in all that the program does with it from then on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.schemas import Values
 
 T = TypeVar("T")
-_autograd: Any = torch._C._autograd
+_autograd = torch._C._autograd
 
 
 class PresentViews:

@@ -406,7 +406,7 @@ class CaptureWorld(PlainWorld):
             obj, key = self._current(obj, key)
             if isinstance(obj, Array) or arrays_in(key):
                 return self.outside.arrays.getitem(obj, key)
-        if self.outside.namespaces.holds(obj, key):
+        if type(key) is str and self.outside.namespaces.holds(obj, key):
             return self.outside.namespaces.item(obj, key)
         self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
@@ -425,7 +425,7 @@ class CaptureWorld(PlainWorld):
             if isinstance(obj, Array) or arrays_in((key, value)):
                 self.outside.arrays.setitem(obj, key, value)
                 return
-        if self.outside.namespaces.holds(obj, key):
+        if type(key) is str and self.outside.namespaces.holds(obj, key):
             self.outside.namespaces.set(obj, key, value)
             return
         self.know_methods(obj, "__setitem__")
@@ -441,7 +441,7 @@ class CaptureWorld(PlainWorld):
         return map(self.outside.arrays.current, values)
 
     def delitem(self, obj: object, key: object) -> None:
-        if self.outside.namespaces.holds(obj, key):
+        if type(key) is str and self.outside.namespaces.holds(obj, key):
             self.outside.namespaces.pop(obj, key)
             return
         self.know_methods(obj, "__delitem__")
@@ -451,7 +451,7 @@ class CaptureWorld(PlainWorld):
         super().delitem(obj, key)
 
     def contains(self, container: object, item: object) -> bool:
-        if self.outside.namespaces.holds(container, item):
+        if type(item) is str and self.outside.namespaces.holds(container, item):
             return self.outside.namespaces.get(container, item) is not MISSING
         self.know_methods(container, "__contains__", "__iter__", "__getitem__")
         self.know_methods(item, "__eq__", "__hash__")

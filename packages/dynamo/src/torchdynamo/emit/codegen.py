@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
@@ -42,6 +43,7 @@ from torchdynamo.graph.quantised import QuantisedFake
 from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
+from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter import Interpreter
 from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.iterators import (
@@ -228,11 +230,12 @@ class Codegen:
             return self.named(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
 
-    def _jagged(self, nested: Any) -> str:
+    def _jagged(self, nested: NestedTensor) -> str:
         """A nested tensor that the program made: around its values, with the very offsets that they have."""
         kept = [nested._metadata_cache.get(name) for name in ("min_seqlen", "max_seqlen")]
         sizes = [None if size is None else size.shape[0] for size in kept]
-        fresh = all(fake.memory is not nested._values.memory for _, _, fake in self.inputs)
+        memory = memory_of(nested._values)
+        fresh = all(fake.memory is not memory for _, _, fake in self.inputs)
         parts = (nested._values, nested._offsets, nested._lengths, nested._ragged_idx, *sizes, fresh)
         return self.named(nested, f"{self.pin(rebuilt)}({self.items(parts)})")
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -34,7 +34,7 @@ from torchdynamo.reasons import BreakGraph
 if TYPE_CHECKING:
     from torchdynamo.graph.recorder import Recorder
 
-KIND: Any = jagged.NestedTensor
+KIND = jagged.NestedTensor
 # Torch's numbers of ragged lengths, by the tensor that tells the rows.
 _NUMBERS: MutableMapping[torch.Tensor, torch.SymInt] = jagged._tensor_symint_registry
 _SEQLENS = ("min_seqlen", "max_seqlen")
@@ -47,12 +47,12 @@ _MAKERS: dict[str, int] = {"_nested_view_from_jagged": 3, "_nested_from_padded_t
 """Functions that make one of offsets, their second argument; the place of the lengths, if they take these."""
 
 
-def is_jagged(value: object) -> bool:
+def is_jagged(value: object) -> TypeGuard[jagged.NestedTensor]:
     """Whether a value is a nested tensor of the jagged layout."""
     return type(value) is KIND
 
 
-def stands_for_one(value: Any) -> bool:
+def stands_for_one(value: object) -> TypeGuard[jagged.NestedTensor]:
     """Whether a value is what a program sees of one while it is captured, or what torch gives its own functions."""
     return type(value) is KIND and (isinstance(value._values, FakeTensor) or value is jagged._dummy_instance)
 
@@ -106,7 +106,7 @@ class _Values(torch.autograd.Function):
     """The values of a nested tensor. Torch's own function for it has no second derivative."""
 
     @staticmethod
-    def forward(ctx: _ValuesContext, nested: Any) -> torch.Tensor:
+    def forward(ctx: _ValuesContext, nested: jagged.NestedTensor) -> torch.Tensor:
         ctx.parts = nested._offsets, nested._lengths, nested._ragged_idx, nested._metadata_cache
         values: torch.Tensor = nested._values.detach()
         return values
@@ -141,7 +141,7 @@ def values_of(nested: torch.Tensor) -> torch.Tensor:
             return _Values.apply(nested)  # type: ignore[no-any-return]
 
 
-def form_of(nested: Any) -> tuple[int, bool, tuple[str, ...], bool, bool]:
+def form_of(nested: jagged.NestedTensor) -> tuple[int, bool, tuple[str, ...], bool, bool]:
     """What code relies on of a nested tensor beside its tensors and its sizes."""
     kept = tuple(name for name in _SEQLENS if nested._metadata_cache.get(name) is not None)
     with torch._C.DisableTorchFunctionSubclass():
@@ -149,22 +149,22 @@ def form_of(nested: Any) -> tuple[int, bool, tuple[str, ...], bool, bool]:
     return nested._ragged_idx, nested._lengths is None, kept, grad, leaf
 
 
-def min_seqlen(nested: Any) -> int:
+def min_seqlen(nested: jagged.NestedTensor) -> int:
     """The length of the shortest row that it keeps."""
     return int(nested._metadata_cache["min_seqlen"].shape[0])
 
 
-def max_seqlen(nested: Any) -> int:
+def max_seqlen(nested: jagged.NestedTensor) -> int:
     """The length of the longest row that it keeps."""
     return int(nested._metadata_cache["max_seqlen"].shape[0])
 
 
-def rows_of(value: Any) -> object:
+def rows_of(value: object) -> object:
     """What says whether two have the same ragged length: the one object that torch keeps for it. `value` is a nested
     tensor, or the offsets or lengths of one."""
     if type(value) is KIND:
         return value._size[value._ragged_idx]
-    known = _NUMBERS.get(value)
+    known = _NUMBERS.get(value) if isinstance(value, torch.Tensor) else None
     return value if known is None else known
 
 
@@ -397,11 +397,11 @@ class Jagged:
                 self.recorder.wrappers.memories.append(leaf._values.memory)  # type: ignore[attr-defined]
         return result
 
-    def is_one(self, value: object) -> bool:
+    def is_one(self, value: object) -> TypeGuard[jagged.NestedTensor]:
         """Whether a value is a nested tensor of the graph."""
         return is_jagged(value) and stands_for_one(value)
 
-    def lengths_kept(self, nested: Any) -> dict[str, Any]:
+    def lengths_kept(self, nested: jagged.NestedTensor) -> dict[str, int]:
         """What it keeps of the lengths of its shortest and longest row, by name."""
         kept = nested._metadata_cache or {}
         return {name: kept[name].shape[0] for name in _SEQLENS if kept.get(name) is not None}
@@ -411,7 +411,7 @@ class Jagged:
         differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in _fakes(args))
         return self.recorder.record(_WITH_DERIVATIVE[func] if differentiated else func, args, {})
 
-    def _unbind(self, nested: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    def _unbind(self, nested: jagged.NestedTensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
         """The rows, as views of the values: their lengths are numbers that the graph reads."""
         if dim != 0:
             raise BreakGraph("special_tensor", f"unbind() of a nested tensor along dimension {dim}")

@@ -7,7 +7,7 @@ lengths and any number of rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from primtorch.fake import FakeTensor
 from torchdynamo.interpreter.protocol import MISSING
 
 if TYPE_CHECKING:
+    from torch.nested._internal.nested_tensor import NestedTensor
+
     from torchdynamo.graph.jagged import Jagged
 
 _PAD = torch.ops.aten._jagged_to_padded_dense_forward.default
@@ -24,15 +26,15 @@ _PACK = torch.ops.aten._padded_dense_to_jagged_forward.default
 
 def attention(
     nested: Jagged,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: NestedTensor,
+    key: NestedTensor,
+    value: NestedTensor,
     attn_mask: object = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> object:
     """The nested tensor of the results; MISSING where torch's own code is to say what becomes of the call."""
     given = (query, key, value)
     if attn_mask is not None or dropout_p or is_causal or not all(map(nested.is_one, given)):
@@ -50,14 +52,14 @@ def attention(
         return MISSING
     asked = _longest(nested, query)
     known = asked if key._offsets is query._offsets else _longest(nested, key)
-    if asked is MISSING or known is MISSING:
+    if asked is None or known is None:
         return MISSING
     offsets, longest = [one._offsets for one in given], (asked, known, known)
-    padded = [_padded(nested, *parts) for parts in zip(rows, offsets, longest, strict=True)]
+    q, k, v = (_padded(nested, *parts) for parts in zip(rows, offsets, longest, strict=True))
     recorder = nested.recorder
     with recorder.recording():
         there = torch.arange(known, device=key.device) < key._offsets.diff()[:, None]
-        dense = F.scaled_dot_product_attention(*padded, attn_mask=there[:, None, None, :], scale=scale)
+        dense = F.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None, :], scale=scale)
         flat = torch.cat(dense.unbind(1), -1)
     packed = nested.convert(_PACK, (flat, [query._offsets], rows[0].shape[0]))
     with recorder.recording():
@@ -66,34 +68,34 @@ def attention(
     return nested.run("transpose", torch.Tensor.transpose, (made, 1, 2), {})
 
 
-def _is_of_heads(one: Any) -> bool:
+def _is_of_heads(one: NestedTensor) -> bool:
     """Whether it is (batch, heads, ragged length, features), as torch's code takes it."""
     return one.dim() == 4 and one._ragged_idx == 2 and one._lengths is None and one.device.type == "cpu"
 
 
-def _values(nested: Jagged, one: Any) -> FakeTensor:
+def _values(nested: Jagged, one: NestedTensor) -> FakeTensor:
     """(all rows, heads, features)"""
     turned = nested.run("transpose", torch.Tensor.transpose, (one, 1, 2), {})
     return nested.run("values", type(one).values, (turned,), {})  # type: ignore[return-value]
 
 
-def _longest(nested: Jagged, one: Any) -> Any:
-    """The length to pad the rows to: that which it keeps of its longest one, else one that the graph reads."""
+def _longest(nested: Jagged, one: NestedTensor) -> int | None:
+    """The length to pad the rows to: that which it keeps of its longest one, else one that the graph reads, if any."""
     kept = nested.lengths_kept(one).get("max_seqlen")
     if kept is not None:
         return kept
     recorder = nested.recorder
     with recorder.recording():  # at least two, as the sizes of a graph are: nothing is to depend on whether it is one
         number = recorder.taken.take("item", (one._offsets.diff().max() - 2).clamp(min=0))
-    return number if number is MISSING else number + 2
+    return None if number is MISSING else number + 2
 
 
-def _padded(nested: Jagged, values: FakeTensor, offsets: torch.Tensor, longest: Any) -> Any:
+def _padded(nested: Jagged, values: FakeTensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
     """(rows, heads, longest, features)"""
     recorder = nested.recorder
     heads, features = map(int, values.shape[1:])
     with recorder.recording():
         flat = values.reshape(values.shape[0], heads * features)
-    made: Any = nested.convert(_PAD, (flat, [offsets], [longest], 0.0))
+    made = nested.convert(_PAD, (flat, [offsets], [longest], 0.0))
     with recorder.recording():  # a view of so many heads would ask how many rows there are
         return torch.stack(made.split(features, -1), 1)

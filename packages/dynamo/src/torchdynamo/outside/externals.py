@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from primtorch.fake import FakeTensor
 from primtorch.quantised import is_taken_apart
@@ -117,7 +118,7 @@ class TensorInputs(Protocol):
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         """That of a tensor that wraps others."""
 
-    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+    def jagged_input(self, tensor: NestedTensor, source: Source) -> torch.Tensor:
         """That of a nested tensor."""
 
     def quantised_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:

@@ -6,9 +6,8 @@ tensors whether they have the same ragged length: operators take two only where 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from primtorch.fake import FakeTensor
 from torchdynamo.graph.jagged import KIND, for_real, form_of, max_seqlen, min_seqlen, rows_of, values_of
@@ -36,7 +35,7 @@ class JaggedInputs:
         self.jagged.know_rows = self.know
         self.rows: list[tuple[Source, object, FakeTensor]] = []  # where they are found, torch's number, the fake
 
-    def admit(self, tensor: Any, source: Source) -> torch.Tensor:
+    def admit(self, tensor: NestedTensor, source: Source) -> torch.Tensor:
         """What stands for a nested tensor, guarded."""
         with torch._C.DisableTorchFunction(), for_real():
             form, taken = form_of(tensor), values_of(tensor)
@@ -75,7 +74,7 @@ class JaggedInputs:
         self.rows.append((source, own, rows))
         self.jagged.symbol(rows, same)
 
-    def attribute(self, tensor: Any, name: str) -> object:
+    def attribute(self, tensor: NestedTensor, name: str) -> object:
         """An attribute of a nested tensor: torch's, run under the recorder, or one of its parts."""
         known = self.externals.lookup(tensor)
         if name in _OF_VALUES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
 from torchdynamo.outside.externals import Externals, is_trusted_module
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
@@ -35,7 +35,7 @@ class Namespaces:
         self.overlays = overlays
         self.absent: list[tuple[Namespace, str]] = []
 
-    def get(self, namespace: Any, name: Any) -> object:
+    def get(self, namespace: Namespace, name: str) -> object:
         """The global `name`, or MISSING where there is none, which is guarded (then the builtins are asked)."""
         written = self.overlays.read(namespace, name, "global")
         if written is not MISSING:
@@ -59,7 +59,7 @@ class Namespaces:
             return Global(name, module)
         return Item(self.externals.pins.source(namespace, "globals"), name)
 
-    def set(self, namespace: Any, name: Any, value: object) -> None:
+    def set(self, namespace: Namespace, name: str, value: object) -> None:
         """A write of a global, replayed behind the graph."""
         self._know(namespace)
         self.overlays.write(namespace, name, value, "global")
@@ -77,22 +77,22 @@ class Namespaces:
 
     # -- as a dict that the program has ------------------------------------------------------
 
-    def is_one(self, value: object) -> bool:
+    def is_one(self, value: object) -> TypeGuard[Namespace]:
         """Whether a value is a module's dict."""
         return type(value) is dict and id(value) in self.externals.opaque and "__builtins__" in value
 
-    def holds(self, value: object, name: object) -> bool:
+    def holds(self, value: object, name: str) -> TypeGuard[Namespace]:
         """Whether `value[name]` is a global."""
-        return type(value) is dict and type(name) is str and name != "__builtins__" and self.is_one(value)
+        return type(value) is dict and name != "__builtins__" and self.is_one(value)
 
-    def item(self, namespace: Any, name: Any) -> object:
+    def item(self, namespace: Namespace, name: str) -> object:
         """`namespace[name]`. Raises KeyError."""
         found = self.get(namespace, name)
         if found is MISSING:
             raise KeyError(name)
         return found
 
-    def pop(self, namespace: Any, name: Any, *default: object) -> object:
+    def pop(self, namespace: Namespace, name: str, *default: object) -> object:
         """`namespace.pop(name, *default)`. Raises KeyError."""
         found = self.get(namespace, name) if default else self.item(namespace, name)
         if found is MISSING:
@@ -100,31 +100,32 @@ class Namespaces:
         self.delete(namespace, name)
         return found
 
-    def _get(self, namespace: Any, name: Any, default: object = None) -> object:
+    def _get(self, namespace: Namespace, name: str, default: object = None) -> object:
         found = self.get(namespace, name)
         return default if found is MISSING else found
 
-    def _set_default(self, namespace: Any, name: Any, default: object = None) -> object:
+    def _set_default(self, namespace: Namespace, name: str, default: object = None) -> object:
         found = self.get(namespace, name)
         if found is MISSING:
             self.set(namespace, name, default)
             return default
         return found
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A dict's method that asks a namespace for one name, or gives it some by keywords; MISSING for any other."""
         if type(fn) is types.BuiltinFunctionType:
             args = (fn.__self__, *args)
         if not args or not self.is_one(args[0]) or getattr(fn, "__objclass__", dict) is not dict:
             return MISSING
-        if fn.__name__ == "update" and len(args) == 1 and "__builtins__" not in kwargs:
-            for name, value in kwargs.items():
-                self.set(args[0], name, value)
+        name = getattr(fn, "__name__", "")
+        if name == "update" and len(args) == 1 and "__builtins__" not in kwargs:
+            for key, value in kwargs.items():
+                self.set(args[0], key, value)
             return None
-        rule = _METHODS.get(fn.__name__)
-        if rule is None or kwargs or not 2 <= len(args) <= 3 or not self.holds(*args[:2]):
+        if kwargs or not 2 <= len(args) <= 3 or type(args[1]) is not str or not self.holds(args[0], args[1]):
             return MISSING
-        return rule(self, *args)
+        rule = _METHODS.get(name)
+        return MISSING if rule is None else rule(self, *args)
 
 
 _METHODS: dict[str, Callable[..., object]] = {

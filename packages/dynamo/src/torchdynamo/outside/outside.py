@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
@@ -178,7 +179,7 @@ class Outside:
         self.tensors.append((source, tensor, fake))
         return fake
 
-    def jagged_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+    def jagged_input(self, tensor: NestedTensor, source: Source) -> torch.Tensor:
         """What stands for a nested tensor of the jagged layout: inputs of the graph are its values and its offsets."""
         return self.jagged.admit(tensor, source)
 
