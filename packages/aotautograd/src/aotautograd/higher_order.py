@@ -48,7 +48,7 @@ class TracedCalls:
         self.trace = trace
         self.regions = regions
 
-    def region(self, operator: InvokeSubgraph, operands: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def region(self, operator: InvokeSubgraph, operands: tuple[object, ...]) -> tuple[Any, ...] | None:
         """The results of a region's call; None where it is to be traced in place."""
         if self.regions is None or torch._C._are_functorch_transforms_active():
             return None

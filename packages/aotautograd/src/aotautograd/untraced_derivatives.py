@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -56,7 +55,7 @@ class _Call:
         """The arguments with other tensors in the place of theirs."""
         rest = iter(tensors)
 
-        def other(value: Any) -> object:
+        def other(value: object) -> object:
             if isinstance(value, (list, tuple)):
                 return type(value)(map(other, value))
             return next(rest) if isinstance(value, torch.Tensor) else value

@@ -390,7 +390,7 @@ def own_length(container: Any) -> int:
     return len(container) if kind is None else kind.__len__(container)
 
 
-def own_items(container: Any) -> Iterator[Any]:
+def own_items(container: object) -> Iterator[Any]:
     """The items of a list, tuple, set, frozenset or deque, the keys of a dict, by the built-in class."""
     return next(base for base in _ITERATED if isinstance(container, base)).__iter__(container)  # type: ignore[no-any-return]
 

@@ -242,7 +242,7 @@ def _over(
             return Output(tuple(_value(value, slot) for value in instruction.values))
 
 
-def _value(value: Any, slot: Callable[[int], int]) -> Any:
+def _value(value: object, slot: Callable[[int], int]) -> Any:
     if isinstance(value, Slot):
         return Slot(slot(value.index))
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):

@@ -118,7 +118,7 @@ def _same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
 
 
 def _set_stack(
-    now: Sequence[object], wanted: Sequence[object], pop: Callable[[], object], push: Callable[[Any], None]
+    now: Sequence[object], wanted: Sequence[object], pop: Callable[[], object], push: Callable[[object], None]
 ) -> None:
     shared = 0
     while shared < min(len(now), len(wanted)) and now[shared] is wanted[shared]:

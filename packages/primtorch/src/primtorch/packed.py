@@ -100,7 +100,7 @@ def _features(packed: Any) -> tuple[int, ...]:
     return (int(packed.unpack()[0].shape[0]),)
 
 
-def _row(packed: Any) -> tuple[int, ...]:
+def _row(packed: object) -> tuple[int, ...]:
     return (int(torch.ops.quantized.embedding_bag_unpack(packed).shape[1]),)
 
 

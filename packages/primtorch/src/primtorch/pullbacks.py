@@ -156,7 +156,7 @@ def pulled_back(
     """
     leaves: list[torch.Tensor] = []
 
-    def own(value: Any) -> object:
+    def own(value: object) -> object:
         """An argument that nothing else leads to."""
         if isinstance(value, (list, tuple)):
             return type(value)(map(own, value))

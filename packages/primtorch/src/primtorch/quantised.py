@@ -319,7 +319,7 @@ def _fake(form: Form) -> Callable[..., object]:
     def fake(mode: FakeMode, *args: object, **kwargs: object) -> object:
         taken = _positional(form.overload, args)
         sizes: Sequence[int] = next(taken) if form.packed else ()
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for place, argument in enumerate(form.original._schema.arguments):
             default = argument.default_value if argument.kwarg_only else None
             given[argument.name] = kwargs.get(argument.name, default) if argument.kwarg_only else next(taken)

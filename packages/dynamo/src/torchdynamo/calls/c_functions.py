@@ -21,7 +21,7 @@ def keeps_texts(fn: object) -> bool:
     return only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in _CONTAINERS)
 
 
-def only_puts(fn: Any) -> bool:
+def only_puts(fn: object) -> bool:
     """A method of a container that keeps what it is given as it is, and goes over none of it."""
     if not isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType)) or fn.__name__ not in _PUTS:
         return False

@@ -81,7 +81,7 @@ class Group:
     def call(self, operator: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Puts an operator into the graph, with this group as its last argument."""
         with torch._C.DisableTorchFunction():  # the recorder is told here already
-            given: Any = self.recorder.adopt_all(((*args, self.name), kwargs))
+            given: object = self.recorder.adopt_all(((*args, self.name), kwargs))
             return self.recorder.record(operator, *given)
 
 

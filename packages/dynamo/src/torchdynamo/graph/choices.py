@@ -49,7 +49,7 @@ class Choices:
         self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
         return value, key
 
-    def order(self, values: list[Any], keys: list[Any], reverse: bool) -> list[Any] | None:
+    def order(self, values: list[object], keys: list[object], reverse: bool) -> list[Any] | None:
         """The values as `sorted` has them by these keys; None where the graph cannot tell. Python orders keys that are
         no number by how it happens to compare them: that there are none is taken for granted."""
         place, recorder = self.recorder.user_frames(), self.recorder

@@ -370,7 +370,7 @@ class Recorder:
         if self.refused and self.user_frames() in self.refused:
             raise BreakGraph("data_dependent_shape", f"{name}() needs a size that only the data tells")
 
-    def record(self, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         if self.by_places and func is torch.Tensor.__getitem__:
             func, args = at_places(self.record, func, args)

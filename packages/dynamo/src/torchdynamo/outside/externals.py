@@ -422,7 +422,7 @@ class Externals:
 
     # -- containers -------------------------------------------------------------------------
 
-    def _may_grow(self, value: Any, kind: type, source: Source) -> bool:
+    def _may_grow(self, value: object, kind: type, source: Source) -> bool:
         """Whether an empty one may stand for a list, a tuple or a dict: C code that shows a table would show that."""
         is_shown = isinstance(source, Reading) and source.read is table_shown
         is_read_natively = (
@@ -556,7 +556,7 @@ def is_constant(value: object) -> bool:
     return (type(value) in CONSTANT_TYPES and type(value) is not int) or type(value) is int
 
 
-def told_by(container: Any) -> int:
+def told_by(container: object) -> int:
     """By what one of several lists, tuples and dicts in one place is known: its length, or what its keys are."""
     if not isinstance(container, dict):
         return own_length(container)

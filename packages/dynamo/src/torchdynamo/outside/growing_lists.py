@@ -160,7 +160,7 @@ for _name in ("iter", "len", "contains", "reversed", "eq", "and", "or", "sub", "
     setattr(GrowingView, f"__{_name}__", Refusal(f"__{_name}__"))
 
 
-def length_of(value: Any) -> int:
+def length_of(value: object) -> int:
     """The length of a list, a tuple or a dict, or of what was appended to a growing one."""
     return own_length(value)
 

@@ -48,7 +48,7 @@ class OpenRange(InterpreterObject):
 
     native = range
 
-    def __init__(self, numbers: tuple[Any, ...]) -> None:
+    def __init__(self, numbers: tuple[object, ...]) -> None:
         self.numbers = numbers
 
     def __getattr__(self, name: str) -> NoReturn:
