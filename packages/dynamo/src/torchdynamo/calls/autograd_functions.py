@@ -428,12 +428,7 @@ class _Capture:
         return region
 
     def _gradient(self, output: torch.Tensor, number: int) -> torch.Tensor:
-        fake = self.outside.mode.from_spec(TensorSpec.of(output))
-        node = self.recorder.graph.create_node("placeholder", f"gradient_{number}")
-        node.meta["nested"] = True
-        self.recorder.annotate(node, fake)
-        self.recorder.remember(fake, node)
-        return fake
+        return self.recorder.stand_in(f"gradient_{number}", TensorSpec.of(output))
 
     def _by_tensor_argument(self, value: Any) -> list[object]:
         """The gradients that a backward gave, those of tensor arguments."""

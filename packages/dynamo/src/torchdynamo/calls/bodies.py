@@ -138,14 +138,7 @@ class Bodies:
 
     def stand_in(self, spec: TensorSpec, requires_grad: bool) -> FakeTensor:
         """A tensor that the operator hands to a body."""
-        recorder = self.recorder
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            fake = self.outside.mode.from_spec(spec, requires_grad=requires_grad)
-        node = recorder.graph.create_node("placeholder", "of_body")
-        node.meta["nested"] = True
-        recorder.annotate(node, fake)
-        recorder.remember(fake, node)
-        return fake
+        return self.recorder.stand_in("of_body", spec, requires_grad)
 
     def discard(self, body: Recorded) -> None:
         """Takes a body out of the graph that is recorded again."""

@@ -361,12 +361,8 @@ class Transforms:
         self, tensor: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor], derives: bool
     ) -> torch.Tensor:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            fake = self.outside.mode.from_spec(TensorSpec.of(inner(tensor)), requires_grad=derives)
-        node = self.recorder.graph.create_node("placeholder", "of_function")
-        node.meta["nested"] = True
-        self.recorder.annotate(node, fake)
-        self.recorder.remember(fake, node)
-        return fake
+            spec = TensorSpec.of(inner(tensor))
+        return self.recorder.stand_in("of_function", spec, derives)
 
     def _write(self, transform: Transform, body: Recorded, tensors: Sequence[torch.Tensor]) -> _Call:
         """The node of the transformed call, and its results as fakes."""

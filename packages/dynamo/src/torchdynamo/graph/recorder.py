@@ -564,6 +564,16 @@ class Recorder:
         elif reads_memory_of(name, node, self.written):
             raise BreakGraph("write_through_gaps", f"{name}() reads the memory of an input that was written")
 
+    def stand_in(self, name: str, spec: TensorSpec, requires_grad: bool = False) -> FakeTensor:
+        """A tensor that a part of the graph is given: a placeholder within it."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            fake = self.mode.from_spec(spec, requires_grad=requires_grad)
+        node = self.graph.create_node("placeholder", name)
+        node.meta["nested"] = True
+        self.annotate(node, fake)
+        self.remember(fake, node)
+        return fake
+
     def write(
         self, func: Callable[..., object] | str, args: tuple[object, ...], kwargs: dict[str, object], result: object
     ) -> fx.Node:

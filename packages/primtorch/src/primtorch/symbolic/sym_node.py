@@ -6,7 +6,7 @@ Torch calls these methods by name, from C++ and from Python; their names and sig
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -148,26 +148,31 @@ class SymNode:
     def _made(self, expr: IntExpr, hint: int | None) -> SymNode:
         return SymNode(expr, hint, self.env)
 
-    def add(self, other: SymNode) -> SymNode:
-        """`self + other`, a polynomial of integers, else a derived float."""
+    def _polynomial(self, op: Callable[..., IntExpr], of_floats: Text, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return self._made(a + b, _both(operator.add, self.hint, other.hint))
-        return self._float("fadd", other)
+            return self._made(op(a, b), _both(op, self.hint, other.hint))
+        return self._float(of_floats, other)
+
+    def _settled(
+        self, make: Callable[[IntExpr, IntExpr], IntExpr], op: Callable[..., int], of_floats: Text, other: SymNode
+    ) -> SymNode:
+        if self.is_float() or other.is_float():
+            return self._float(of_floats, other)
+        a, b = self.env.simplify(self._int()), self.env.simplify(other._int())
+        return self._made(make(a, b), _both(op, self.hint, other.hint))
+
+    def add(self, other: SymNode) -> SymNode:
+        """`self + other`, a polynomial of integers, else a derived float."""
+        return self._polynomial(operator.add, "fadd", other)
 
     def sub(self, other: SymNode) -> SymNode:
         """`self - other`, a polynomial of integers, else a derived float."""
-        a, b = self.expr, other.expr
-        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return self._made(a - b, _both(operator.sub, self.hint, other.hint))
-        return self._float("fsub", other)
+        return self._polynomial(operator.sub, "fsub", other)
 
     def mul(self, other: SymNode) -> SymNode:
         """`self * other`, a polynomial of integers, else a derived float."""
-        a, b = self.expr, other.expr
-        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return self._made(a * b, _both(operator.mul, self.hint, other.hint))
-        return self._float("fmul", other)
+        return self._polynomial(operator.mul, "fmul", other)
 
     def neg(self) -> SymNode:
         """`-self`"""
@@ -186,35 +191,22 @@ class SymNode:
 
     def int_floordiv(self, other: SymNode) -> SymNode:
         """`self // other` of integers, toward minus infinity."""
-        env = self.env
-        a, b = env.simplify(self._int()), env.simplify(other._int())
-        return self._made(env.floordiv(a, b), _both(operator.floordiv, self.hint, other.hint))
+        a, b = self.env.simplify(self._int()), self.env.simplify(other._int())
+        return self._made(self.env.floordiv(a, b), _both(operator.floordiv, self.hint, other.hint))
 
     floordiv = int_floordiv
 
     def mod(self, other: SymNode) -> SymNode:
         """`self % other`, with the sign of `other`."""
-        if self.is_float() or other.is_float():
-            return self._float("fmod", other)
-        env = self.env
-        a, b = env.simplify(self._int()), env.simplify(other._int())
-        return self._made(env.mod(a, b), _both(operator.mod, self.hint, other.hint))
+        return self._settled(self.env.mod, operator.mod, "fmod", other)
 
     def sym_min(self, other: SymNode) -> SymNode:
         """The smaller one, as `torch.sym_min`."""
-        if self.is_float() or other.is_float():
-            return self._float("fmin", other)
-        env = self.env
-        a, b = env.simplify(self._int()), env.simplify(other._int())
-        return self._made(env.minimum(a, b), _both(min, self.hint, other.hint))
+        return self._settled(self.env.minimum, min, "fmin", other)
 
     def sym_max(self, other: SymNode) -> SymNode:
         """The larger one, as `torch.sym_max`."""
-        if self.is_float() or other.is_float():
-            return self._float("fmax", other)
-        env = self.env
-        a, b = env.simplify(self._int()), env.simplify(other._int())
-        return self._made(env.maximum(a, b), _both(max, self.hint, other.hint))
+        return self._settled(self.env.maximum, max, "fmax", other)
 
     def sym_sum(self, others: Sequence[SymNode]) -> SymNode:
         """The sum of all, as `torch.sym_sum`."""
