@@ -96,18 +96,10 @@ _RECORDS = Records(
 # Options that say nothing of what is made.
 _ELSEWHERE = frozenset(
     {
-        "cache",
-        "keep_frames",
-        "cxx",
-        "dump",
-        "recompile_limit",
-        "on_recompile",
-        "strict",
-        "minify_on_error",
-        "progress",
-        "never_slower",
+        "cache", "keep_frames", "cxx", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error",
+        "progress", "never_slower",
     }
-)
+)  # fmt: skip
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
 

@@ -26,33 +26,10 @@ Rule: TypeAlias = Callable[..., Any]
 F = TypeVar("F")
 
 FAMILIES = (
-    "elementwise",
-    "special",
-    "activation",
-    "reduction",
-    "scan",
-    "sort",
-    "view",
-    "shape",
-    "creation",
-    "advanced_indexing",
-    "indexing",
-    "embedding",
-    "ragged",
-    "window",
-    "patches",
-    "resampling",
-    "contraction",
-    "quantised",
-    "attention",
-    "normalization",
-    "batch_normalization",
-    "softmax",
-    "loss",
-    "linalg",
-    "fft",
-    "random",
-)
+    "elementwise", "special", "activation", "reduction", "scan", "sort", "view", "shape", "creation",
+    "advanced_indexing", "indexing", "embedding", "ragged", "window", "patches", "resampling", "contraction",
+    "quantised", "attention", "normalization", "batch_normalization", "softmax", "loss", "linalg", "fft", "random",
+)  # fmt: skip
 """Files of `primtorch.operators`. The first fake tensor or lowering loads them: `import primtorch` is for sizes too."""
 
 

@@ -20,74 +20,32 @@ Call = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
 
 _SAME_ARGUMENTS: Mapping[str, OpOverload] = {
     name: getattr(aten, name).default
-    for name in [
-        "abs",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "isnan",
-        "isinf",
-        "signbit",
-        "real",
-        "imag",
-        "view_as_real",
-        "view_as_complex",
-        "complex",
-        "flip",
-        "roll",
-        "cat",
-        "expand",
-        "permute",
-        "slice_scatter",
-        "gather",
-        "scatter_add",
-        "amax",
-        "amin",
-        "cumsum",
-        "cumprod",
-        "logcumsumexp",
-        "as_strided",
-    ]
+    for name in (
+        "abs", "sign", "floor", "ceil", "round", "trunc", "isnan", "isinf", "signbit", "real", "imag", "view_as_real",
+        "view_as_complex", "complex", "flip", "roll", "cat", "expand", "permute", "slice_scatter", "gather",
+        "scatter_add", "amax", "amin", "cumsum", "cumprod", "logcumsumexp", "as_strided", "diagonal", "unfold",
+        "as_strided_scatter", "cummax", "cummin",
+    )
 } | {
     "scatter": aten.scatter.src,
     "slice": aten.slice.Tensor,
-    "diagonal": aten.diagonal.default,
     "squeeze": aten.squeeze.dims,
-    "unfold": aten.unfold.default,
-    "as_strided_scatter": aten.as_strided_scatter.default,
     "conj": aten.conj_physical.default,
-    "cummax": aten.cummax.default,
-    "cummin": aten.cummin.default,
     "sum": aten.sum.dim_IntList,
     **{
         prim.name: getattr(aten, prim.pointwise.overloads).default
         for prim in PRIMS.values()
         if prim.pointwise is not None and prim.operands == 1 and prim.aten is None
     },
-}
+}  # fmt: skip
 
 _BINARY: Mapping[str, tuple[OpOverload, OpOverload]] = {
     name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
     for name in (
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "fmod",
-        "remainder",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
+        "add", "sub", "mul", "div", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt",
+        "le", "gt", "ge",
     )
-} | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}
+} | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}  # fmt: skip
 _TENSORS_ONLY: Mapping[str, OpOverload] = {
     prim.name: Operator(next(overloads(prim.pointwise.overloads)), "").overload
     for prim in PRIMS.values()

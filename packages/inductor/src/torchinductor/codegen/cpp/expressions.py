@@ -195,33 +195,13 @@ def _signbit(dtype: torch.dtype, a: str) -> str:
     return f"(__builtin_bit_cast({'i64' if dtype == torch.float64 else 'i32'}, {a}) < 0)"
 
 
+_LIBM = (
+    "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+)  # fmt: skip
 # op -> text(operand dtype, *operand texts)
 OPERATIONS: Mapping[str, Text] = {
-    **{
-        n: _libm(n)
-        for n in [
-            "exp2",
-            "expm1",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "erfc",
-        ]
-    },
+    **{name: _libm(name) for name in _LIBM},
     "exp": _exp,
     "abs": _float_or_int(_builtin("fabs"), lambda d, a: f"({value_type(d)})({a} < 0 ? -{a} : {a})"),
     "neg": lambda d, a: f"({value_type(d)})(-{a})",
