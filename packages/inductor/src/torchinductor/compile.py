@@ -41,7 +41,7 @@ from torchinductor.parts import Origins, memory_of
 from torchinductor.program import Launcher, Program, Run, Value
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
-from torchinductor.scheduling.schedule import schedule
+from torchinductor.scheduling.schedule import check_between_passes, schedule
 from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
 from torchinductor.spliced import Region, spliced
 
@@ -211,9 +211,12 @@ def begin_graph(
     clock.lap("lower")
     operations = schedule(lowered, options, traits_of)
     clock.lap("schedule")
+    check = check_between_passes(options)
     operations = _legalize(lowered, operations, options)
+    check(operations)
     if options.fuse:
         operations = bundle(operations, bundle_key)
+        check(operations)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
     verify_kernels(operations)

@@ -28,12 +28,13 @@ def schedule(
     """Live operations, fused, in an order in which everything is written before it is read. `traits_of` says what is
     cheap on an operation's device."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
-    check = verify_kernels if options.verify else _unchecked
+    check = check_between_passes(options)
     check(lowered.operations)
     numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
     fusion = _Fusion(options, numbers, traits_of)
     groups = fusion.run(operations)
+    check(group.operation for group in groups)
     if options.fuse:
         groups = join_columns(groups, traits_of, fusion.with_columns)
     groups = _topological(groups)
@@ -111,8 +112,10 @@ def _symbols_in(argument: object) -> set[str]:
     return set()
 
 
-def _unchecked(operations: Iterable[Operation]) -> None:
-    pass
+def check_between_passes(options: InductorOptions) -> Callable[[Iterable[Operation]], None]:
+    """What is done with the operations that a pass gives to the next one: their kernels are held to their rules where
+    the options ask for it."""
+    return verify_kernels if options.verify else lambda operations: None
 
 
 def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
