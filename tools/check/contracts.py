@@ -126,6 +126,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("compile",),
         ("",),
     ),
+    "torchdistributed": (
+        ("errors",),
+        ("agreement", "buckets", "compilations", "simulate"),
+        ("planning", "replicas", "split"),
+        ("explained",),
+        ("",),
+    ),
     "torchcompile": (
         ("errors", "events", "signature", "passes", "dumps", "store", "progress"),
         ("torch_options", "moved", "faults", "journal", "capability", "never_slower"),
