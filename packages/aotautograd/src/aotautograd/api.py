@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -16,39 +12,30 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
+from aotautograd.behind import behind_forward, graph_of, of_shelved
 from aotautograd.compilers import Compilers, begin, example_values, show
-from aotautograd.double_backward import GradientsOnDemand
-from aotautograd.errors import TooManyVariants, TracedOtherwise
-from aotautograd.first_backward import FirstBackward
+from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
-from aotautograd.kept_values import KeptValues
-from aotautograd.lowering import Lowering, drawing_operators, lower_joint, lowered_values
-from aotautograd.missing_tangents import tangents_behind
-from aotautograd.other_sizes import ForSizes, Taken, compiled_later, sizes_given
-from aotautograd.outlines import agree, bound, outline_of, partition_of
+from aotautograd.lowering import Lowering, drawing_operators, lower_joint
+from aotautograd.other_sizes import ForSizes, Taken, sizes_given
+from aotautograd.outlines import outline_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
-from aotautograd.passes import keep_refusals, returning, simplify
-from aotautograd.runtime import inference_callable, is_boxed, training_callable, updates_of
+from aotautograd.passes import keep_refusals, simplify
+from aotautograd.runtime import inference_callable, training_callable, updates_of
 from aotautograd.schemas import (
     BackwardGraph,
-    BackwardOutline,
     Compiled,
     Compiler,
     Dump,
-    GradientInfo,
     JointGraph,
     Opset,
     Outline,
     Partition,
     Partitioner,
-    ProgramMetadata,
     Shelf,
-    Shelved,
 )
-from aotautograd.stages import for_turns, turns_of
 from aotautograd.wrappers import WrapperProgram, of_wrappers
-from primtorch.ambient import as_now, unset
 from primtorch.builder import nowhere
 from primtorch.environment import environment_of
 from primtorch.printing import made_by
@@ -57,21 +44,6 @@ from primtorch.schemas import UPDATES
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
-
-_log = logging.getLogger("aotautograd")
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """What a compiled forward leads to: see `training_callable`. `begin`: begins with the backward that is likely."""
-
-    compile_backward: Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
-    needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
-    gradients: Callable[..., tuple[Sequence[object], tuple[GradientInfo, ...]]]
-    cut: Callable[..., object]
-    reads: frozenset[int]
-    turns: tuple[tuple[int, int], ...]
-    begin: Callable[[], None] = lambda: None
 
 
 def aot_module(
@@ -132,7 +104,7 @@ def aot_module(
     found = shelf.find() if shelf is not None else None
     if found is not None:
         assert isinstance(program, fx.GraphModule)
-        return _from_shelf(found, program, compilers)
+        return of_shelved(found, program, compilers, _traced, _compile)
     apart = of_wrappers(program, lowering, dump)
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
         return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
@@ -230,88 +202,18 @@ def _compile_trace(
         return joint, inference_callable(joint.metadata, run)
     parts.forward.meta[UPDATES] = updates_of(joint.metadata)
     begun = begin(compilers.forward, parts.forward)
-    behind = _behind(source, joint, parts, compilers)
+    behind = behind_forward(source, joint, parts, compilers, _compile)
     if begun.apart and not joint.failing:
         behind.begin()
     forward = begun()
     if compilers.shelf is not None:
-        _keep(compilers.shelf, outline_of(joint, parts, behind.reads), _graph_of(source, parts), forward)
-    return joint, _with_backward(joint.metadata, parts, forward, behind)
+        _keep(compilers.shelf, outline_of(joint, parts, behind.reads), graph_of(source, parts), forward)
+    return joint, training_callable(joint.metadata, parts, forward, behind)
 
 
 def _keep(shelf: Shelf, outline: Outline | None, graph: BackwardGraph | None, run: Compiled) -> None:
     if outline is not None:
         shelf.keep(outline, graph, run)
-
-
-def _graph_of(source: JointGraph, parts: Partition) -> BackwardGraph:
-    """The backward of a program. `source`: see `_behind`."""
-    return BackwardGraph(parts.backward, tangents_behind(source))
-
-
-def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -> Callable[..., Sequence[object]]:
-    """A program that was compiled before. Backwards that were not are compiled of the graph that was kept with it; it
-    is traced where a call asks for derivatives of the backward."""
-    outline, env = found.outline, environment_of(program)
-    metadata = bound(outline.metadata, env)
-    if not metadata.needs_backward:
-        return inference_callable(metadata, found.forward)
-    default_dtype, as_here, lock = torch.get_default_dtype(), as_now(), threading.RLock()
-    parts, taken = partition_of(outline, env), Taken(env)
-    turns = turns_of(metadata.gradients, compilers.stages)
-    traced: list[Behind] = []
-
-    def trace() -> Behind:
-        with as_here():
-            source, joint, parts = _traced(program, example_values(program), compilers)  # no tensor of a caller is held
-            assert parts is not None
-            made = _behind(source, joint, parts, compilers)
-        if not agree(outline_of(joint, parts, made.reads), outline, env):
-            raise TracedOtherwise
-        return made
-
-    def behind(what: str) -> Behind:
-        with lock:
-            if not traced:
-                _log.debug("a program that was found compiled is traced for %s", what)  # elsewhere it is before
-                # In a thread of its own: in this one autograd's engine runs, which is what a trace tells the forward
-                # from the backward by.
-                with ThreadPoolExecutor(1) as apart:
-                    traced.append(apart.submit(trace).result())
-            return traced[0]
-
-    @functools.cache
-    def others() -> FirstBackward:
-        """For missing tangents that were not met when it was compiled."""
-        with lock, unset(default_dtype):
-            graph = found.graph(env)
-        cut = replace(parts, backward=graph.module)
-        return FirstBackward(graph, cut, metadata, compilers, taken, default_dtype)
-
-    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
-        kept = backward(tuple(missing))
-        if kept is None:
-            return others().compile(missing)
-        return kept[1], kept[0].zeros, for_turns(bound(kept[0].made_gradients, env), turns)
-
-    def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
-        kept = None if earlier else backward(tuple(missing))
-        return others().needs(missing, earlier) if kept is None else kept[0].needs
-
-    @functools.cache
-    def backward(missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
-        with unset(default_dtype):
-            return found.backward(missing)
-
-    later = Behind(
-        compile_backward,
-        needs,
-        lambda *call: behind("a derivative of the backward").gradients(*call),
-        lambda *call: behind("the gradient of a result that others are computed from").cut(*call),
-        outline.reads,
-        turns,
-    )
-    return _with_backward(metadata, parts, found.forward, later)
 
 
 def _traced(
@@ -332,90 +234,6 @@ def _traced(
     show(dump, "forward", parts.forward, parts.table())
     show(dump, "backward", parts.backward)
     return source, joint, parts
-
-
-def _with_backward(
-    metadata: ProgramMetadata, parts: Partition, forward: Compiled, behind: Behind
-) -> Callable[..., Sequence[object]]:
-    return training_callable(
-        metadata,
-        parts,
-        forward,
-        behind.compile_backward,
-        behind.needs,
-        behind.gradients,
-        behind.reads,
-        behind.turns,
-        behind.cut,
-    )
-
-
-def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: Compilers) -> Behind:
-    """What compiles a backward when autograd's engine asks for it, whatever the program has set by then. `source`: the
-    joint graph before it was lowered, which further derivatives are taken of."""
-    dump = compilers.dump
-
-    def show_gradients(name: str, text: str) -> None:
-        if dump is not None:
-            dump(f"gradients_{name}", text)
-
-    default_dtype, taken = torch.get_default_dtype(), Taken(environment_of(joint.module))
-
-    def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
-        with unset(default_dtype):
-            settings = replace(compilers, dump=show_gradients if dump is not None else None, stages=(), shelf=None)
-            return _compile(module, inputs, settings)[1]
-
-    def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
-        with unset(default_dtype):
-            run = compiled_later(compilers.inference, taken, "values that the forward kept")(module, inputs)
-        return (lambda *values: run(list(values))) if is_boxed(run) else run
-
-    def refuse_failing(missing: Sequence[int]) -> None:
-        for place, error in joint.failing.items():
-            if place not in missing:
-                raise type(error)(*error.args)
-
-    first = FirstBackward(_graph_of(source, parts), parts, joint.metadata, compilers, taken, default_dtype)
-
-    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
-        refuse_failing(missing)
-        return first.compile(missing)
-
-    def kept_values() -> KeptValues:
-        with unset(default_dtype):
-            values_of = functools.partial(_values_of, source, compilers)
-            return KeptValues(source, parts.saved_names, parts.saved_values, values_of, compile_inference)
-
-    # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
-    saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
-    on_demand = GradientsOnDemand(source, saved_names, compile_program, kept_values, taken)
-
-    def gradients(
-        inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]
-    ) -> tuple[Sequence[object], tuple[GradientInfo, ...]]:
-        refuse_failing(missing)
-        return on_demand(inputs, saved, tangents, missing)
-
-    def cut(
-        inputs: Sequence[object],
-        saved: Sequence[object],
-        tangents: Sequence[object],
-        missing: Sequence[int],
-        observed: Sequence[int],
-        inner: int | None,
-    ) -> object:
-        refuse_failing(missing)
-        return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
-
-    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns, first.begin)
-
-
-def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-    """A graph that returns these nodes of a joint graph, or what they are where that was lowered."""
-    if compilers.lowering is None:
-        return returning(source.module, nodes)
-    return lowered_values(source, nodes, compilers.lowering)
 
 
 def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> Partition:

@@ -77,7 +77,7 @@ class FirstBackward:
 
     @COLLECTOR.off()
     def compile(self, missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
-        """See `training_callable`."""
+        """See `Behind.compile_backward`."""
         variant = self.variants(missing)
         if missing:
             show(self.compilers.dump, "backward_without_" + "_".join(map(str, missing)), variant.module)

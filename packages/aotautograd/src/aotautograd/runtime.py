@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,16 +37,34 @@ from primtorch.spec import Size
 from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Values]
-# (forward's inputs, saved tensors, tangents, missing tangents) -> results that autograd can follow, and how the
-# gradients are made of them
-Gradients = Callable[[Values, Values, Values, Sequence[int]], tuple[Values, tuple[GradientInfo, ...]]]
-# missing tangents -> the compiled backward without them, those that it takes as zeros nevertheless, and how the
-# gradients are made of what it returns
-CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
 # What one node hands on: the stage and the turn, the tangents that lead to it, the gradients.
 _Part = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]
-# (missing tangents, those of earlier runs) -> saved tensors to read, to keep, and whether they were freed
-Needs = Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a compiled forward leads to, made when autograd's engine asks for it. `missing`: the outputs that no
+    gradient came for.
+
+    Attributes:
+        compile_backward: (missing) -> the compiled backward without their tangents, those that it takes as zeros
+            nevertheless, and how the gradients are made of what it returns; asked once for each `missing`.
+        needs: (missing, those of earlier runs) -> saved tensors to read, to keep, and whether they were freed.
+        gradients: (forward's inputs, saved tensors, tangents, missing) -> results that autograd can follow, and how the
+            gradients are made of them. It gets the inputs that it does not read, or that the program wrote, as None.
+        cut: `gradients` where results are computed from others of them (`GradientsOnDemand.cut`).
+        reads: places of the forward's inputs that `gradients` needs.
+        turns: for each gradient its stage, and its turn among all, in which they are handed on.
+        begin: begins with the backward that is likely.
+    """
+
+    compile_backward: Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
+    needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
+    gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, tuple[GradientInfo, ...]]]
+    cut: Callable[..., object]
+    reads: frozenset[int]
+    turns: tuple[tuple[int, int], ...]
+    begin: Callable[[], None] = lambda: None
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
@@ -53,26 +72,9 @@ def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
     return _finished(metadata, wrap(_call_plan(metadata, compiled), None))
 
 
-def training_callable(
-    metadata: ProgramMetadata,
-    partition: Partition,
-    forward: Compiled,
-    compile_backward: CompileBackward,
-    needs: Needs,
-    gradients: Gradients,
-    reads: frozenset[int],
-    turns: tuple[tuple[int, int], ...] = (),
-    cut: Callable[..., object] | None = None,
-) -> Flat:
-    """Calls a forward whose results lead to the compiled backward.
-
-    `compile_backward(missing)` gives it at its first use for each set of outputs that no gradient came for;
-    `needs(missing, earlier)` says which saved tensors it then reads, and which to keep behind it.
-    `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
-    needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
-    None. `turns`: for each gradient its stage, and its turn among all, in which they are handed on.
-    """
-    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, turns, cut)
+def training_callable(metadata: ProgramMetadata, partition: Partition, forward: Compiled, behind: Behind) -> Flat:
+    """Calls a forward whose results lead to the compiled backward."""
+    history = _history_plan(metadata, partition, behind)
     call: Flat = wrap(_call_plan(metadata, forward), history)
     restrided = [info.index for info in metadata.inputs if info.mutates_metadata]
     return _finished(metadata, _on_aliases(call, restrided) if restrided else call)
@@ -129,8 +131,8 @@ def _call_plan(metadata: ProgramMetadata, forward: Compiled) -> CallPlan:
 class _CompiledOnce:
     """Compiles each variant of the backward at its first use, once for all threads."""
 
-    def __init__(self, compile_backward: CompileBackward, kept_symbols: Sequence[str]) -> None:
-        self.compile_backward = compile_backward
+    def __init__(self, behind: Behind, kept_symbols: Sequence[str]) -> None:
+        self.compile_backward = behind.compile_backward
         self.kept_symbols = kept_symbols
         self.lock = threading.Lock()
         self.compiled: dict[tuple[int, ...], BackwardPlan] = {}
@@ -146,16 +148,7 @@ class _CompiledOnce:
             return self.compiled[key]
 
 
-def _history_plan(
-    metadata: ProgramMetadata,
-    partition: Partition,
-    compile_backward: CompileBackward,
-    needs: Needs,
-    gradients: Gradients,
-    reads: frozenset[int],
-    turns: tuple[tuple[int, int], ...],
-    cut: Callable[..., Any] | None,
-) -> HistoryPlan:
+def _history_plan(metadata: ProgramMetadata, partition: Partition, behind: Behind) -> HistoryPlan:
     outputs = tuple(
         "symbol" if o.kind == "symbol" else "constant" if o.tangent is None else "differentiable"
         for o in metadata.forward_outputs
@@ -167,28 +160,29 @@ def _history_plan(
         str(expr_of(n)) if isinstance(n, torch.SymInt) else "" for n in taken[: partition.num_saved_symbols]
     ]
 
-    def followed(*call: Any) -> tuple[Values, tuple[GradientSource, ...]]:
-        results, made = gradients(*call)
+    def followed(
+        inputs: Values, saved: Values, tangents: Values, missing: Sequence[int]
+    ) -> tuple[Values, tuple[GradientSource, ...]]:
+        results, made = behind.gradients(inputs, saved, tangents, missing)
         return results, sources_of(made, kept_symbols)
 
     def followed_apart(*call: object) -> object:
-        assert cut is not None
-        found = cut(*call)
+        found: Any = behind.cut(*call)
         return found if call[-1] is not None else (found[0], sources_of(found[1], kept_symbols))
 
     return HistoryPlan(
-        backward=_CompiledOnce(compile_backward, kept_symbols),
-        needs=needs,
+        backward=_CompiledOnce(behind, kept_symbols),
+        needs=behind.needs,
         gradients=followed,
         cut=followed_apart,
         leading=metadata.leading,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
-        sets=_gradient_sets(metadata, turns),
+        sets=_gradient_sets(metadata, behind.turns),
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
-        held=_held(metadata, partition, reads),
+        held=_held(metadata, partition, behind.reads),
         saved=partition.num_saved_tensors,
     )
 
