@@ -35,6 +35,7 @@ from primtorch.effects import (
 from primtorch.errors import DataDependentValue, PrimTorchError
 from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
+from primtorch.layout import written_alike
 from primtorch.out_arguments import land
 from primtorch.spec import Size
 from primtorch.symbolic import hint_of
@@ -63,11 +64,7 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 def has_size(t: torch.Tensor, wanted: torch.Tensor | Sequence[Size] | int) -> bool:
     """Whether a tensor has the size that it would be given, or that of the other tensor; decided without a guard."""
     sizes = wanted.shape if isinstance(wanted, torch.Tensor) else (wanted,) if isinstance(wanted, int) else wanted
-    return len(sizes) == t.dim() and all(map(_one_size, t.shape, sizes))
-
-
-def _one_size(a: Size, b: Size) -> bool:
-    return bool(a == b) if type(a) is int and type(b) is int else str(a) == str(b)
+    return written_alike(t.shape, sizes)
 
 
 def is_wrapped(t: object) -> TypeGuard[torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 
 from aotautograd.inputs import dense_spec
 from primtorch.functionalize import unwrap
+from primtorch.layout import written_alike
 from primtorch.spec import Size
 from primtorch.symbolic import hint_of
 
@@ -48,27 +49,27 @@ class KeptLayouts:
         """Gives the new values the layout of the old ones."""
         for outer, old in noted:
             new = unwrap(outer)
-            if new is old or not _same(old.shape, new.shape):
+            if new is old or not written_alike(old.shape, new.shape):
                 continue
-            if not _same(old.stride(), new.stride()):
+            if not written_alike(old.stride(), new.stride()):
                 torch._functionalize_replace(outer, self._laid_out(outer, new, old))
                 torch._functionalize_commit_update(outer)
-            elif not _same(outer.stride(), new.stride()):
+            elif not written_alike(outer.stride(), new.stride()):
                 torch._functionalize_replace(outer, new)
 
     def _laid_out(self, outer: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         if not (_without_gaps(old) or any(t is outer or t is outer._base for t in self.inputs)):
             return _with_gaps(new, old)
         dense = dense_spec(old).strides
-        if not _same(dense, new.stride()):
+        if not written_alike(dense, new.stride()):
             with torch.no_grad():
                 place = unwrap(aten.empty_strided.default(old.shape, dense, dtype=old.dtype, device=old.device))
                 new = unwrap(aten.copy.default(place, new))
-        return new if _same(old.stride(), dense) else self.with_strides(new, old.stride())
+        return new if written_alike(old.stride(), dense) else self.with_strides(new, old.stride())
 
 
 def _without_gaps(t: torch.Tensor) -> bool:
-    return _same(t.stride(), dense_spec(t).strides)
+    return written_alike(t.stride(), dense_spec(t).strides)
 
 
 def _with_gaps(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -94,9 +95,3 @@ def _row_major(t: torch.Tensor) -> bool:
             return False
         expected *= max(elements, 1)
     return True
-
-
-def _same(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(
-        x == y if type(x) is int and type(y) is int else str(x) == str(y) for x, y in zip(a, b, strict=True)
-    )

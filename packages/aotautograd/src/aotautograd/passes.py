@@ -15,6 +15,7 @@ from aotautograd.inputs import dense_spec
 from aotautograd.schemas import HISTORY, PHASE, STAND_IN, JointGraph
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
+from primtorch.layout import written_alike
 from primtorch.memory import memory_of, returns_alias, viewed
 from primtorch.prims import Prim
 from primtorch.printing import made_by
@@ -181,14 +182,7 @@ def same_layout(node: fx.Node, source: fx.Node) -> bool:
         return False
     if a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
         return False
-    pairs = (*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True))
-    return all(_same_size(x, y) for x, y in pairs)
-
-
-def _same_size(x: object, y: object) -> bool:
-    if type(x) is int and type(y) is int:
-        return x == y
-    return x is y or str(x) == str(y)
+    return written_alike(a.shape, b.shape) and written_alike(a.stride(), b.stride())
 
 
 def _same_sizes(node: fx.Node, other: fx.Node) -> bool:
@@ -231,7 +225,7 @@ def _if_memory_is_dense(node: fx.Node) -> fx.Node | None:
 def _is_dense(value: object) -> bool:
     if not isinstance(value, torch.Tensor | TensorSpec):
         return True
-    return all(_same_size(a, b) for a, b in zip(value.stride(), dense_spec(value).strides, strict=True))
+    return written_alike(value.stride(), dense_spec(value).strides)
 
 
 def _double_transpose(node: fx.Node) -> fx.Node | None:

@@ -78,6 +78,13 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
 
 
+def written_alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are of equal numbers, or of symbols that are written alike; decided without a guard."""
+    return len(a) == len(b) and all(
+        x is y or (x == y if type(x) is int and type(y) is int else str(x) == str(y)) for x, y in zip(a, b, strict=True)
+    )
+
+
 def alike(a: Size, b: Size) -> bool:
     """Equality for layouts. The strides of a dimension of one element say nothing, and those of no elements neither,
     so that a size that depends on data may be taken for a larger one without a question to the data."""
