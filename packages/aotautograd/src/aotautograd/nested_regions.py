@@ -210,7 +210,7 @@ class _Region(torch.autograd.Function):
             value: Any = found[place] if place >= 0 else inputs[-1 - place]
             is_written = place < 0 and metadata.placeholders[-1 - place] in written
             kept.append(wrap(unwrap(value)) if is_written else value)  # what it was before
-        _mark(regions, region, inputs)
+        _mark(regions, region)
         ctx.regions, ctx.call, ctx.operands = regions, call, len(operands)
         ctx.numbers = [inputs[place] for place in region.numbers]
         ctx.save_for_backward(*kept)
@@ -242,7 +242,7 @@ class _Region(torch.autograd.Function):
         return (None, None, *results)
 
 
-def _mark(regions: Regions, region: TracedRegion, inputs: Sequence[object]) -> None:
+def _mark(regions: Regions, region: TracedRegion) -> None:
     """Says of the results that are kept which have no history: a derivative of the backward may be given them."""
     node = next(iter(reversed(regions.recorder.graph.nodes)))
     while REGION not in node.meta:

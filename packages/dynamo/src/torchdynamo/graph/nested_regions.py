@@ -191,14 +191,14 @@ def _graph_key(graph: fx.Graph, modules: dict[str, nn.Module]) -> Hashable:
             is_tensor = isinstance(value, torch.Tensor)
             target = repr(TensorSpec.of(value)) if is_tensor else f"{type(value).__name__} {value}"
         elif node.op == "call_module":
-            target = _module_key(modules[node.target], modules)
+            target = _module_key(modules[node.target])
         elif isinstance(node.target, HigherOrder):
             target = _operator_key(node.target)
         rows.append((node.op, target, _argument_key(node.args, places), _argument_key(node.kwargs, places)))
     return tuple(rows)
 
 
-def _module_key(module: nn.Module, modules: dict[str, nn.Module]) -> Hashable:
+def _module_key(module: nn.Module) -> Hashable:
     """Of the modules that capture makes, a checkpoint is what it holds; of any other there is one."""
     body, rules = getattr(module, "body", None), getattr(module, "rules", None)
     if isinstance(body, fx.GraphModule) and rules is not None:

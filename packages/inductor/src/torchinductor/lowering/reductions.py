@@ -45,7 +45,7 @@ def reduction(kind: ReductionKind) -> Callable[..., TensorValue]:
     def rule(ctx: Context, t: TensorValue, dims: Sequence[int], keepdim: bool = False) -> TensorValue:
         if _trivial(t, dims):
             return _kept(ctx, t, dims, keepdim)
-        picked = _picked(ctx, t, dims) if kind == "sum" else None
+        picked = _picked(t, dims) if kind == "sum" else None
         return _kept(ctx, picked or ctx.reduction(t, dims, kind, t.dtype), dims, keepdim)
 
     return rule
@@ -54,7 +54,7 @@ def reduction(kind: ReductionKind) -> Callable[..., TensorValue]:
 _PLAIN = (Load, Constant, IndexExpr, Apply, ToDtype)
 
 
-def _picked(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue | None:
+def _picked(t: TensorValue, dims: Sequence[int]) -> TensorValue | None:
     """The sum of a row that has a value at one place and zeros elsewhere (a loss's slope by its scores): the value, and
     no loop. None for any other sum."""
     wanted = [d for d in dims if t.shape[d].as_int() != 1]

@@ -96,7 +96,7 @@ def _lower_embedding_renorm(b: Builder, weight: Value, indices: Value, max_norm:
     marks = b.full((indices.numel(),), True, torch.bool, weight.device)
     read = b.emit(prims.index_put, rows, (flat,), marks, False, False)
     wide = weight.compute()
-    norms = vector_norm(b, wide, float(norm_type), (1,), True)
+    norms = vector_norm(wide, float(norm_type), (1,), True)
     scaled = (wide * (float(max_norm) / (norms + 1e-7))).to(weight.dtype)
     return b.where(read.unsqueeze(1) & (norms > float(max_norm)), scaled, weight)
 

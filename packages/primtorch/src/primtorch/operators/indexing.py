@@ -89,7 +89,7 @@ def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: Tensor
         refuse_overflow(value, x.dtype)
 
 
-def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
+def _along(dim: int, index: Value) -> tuple[Value | None, ...]:
     return (*(None,) * dim, index.to(torch.int64).reshape((index.numel(),)))
 
 
@@ -119,7 +119,7 @@ def _refuse_index_select(x: TensorLike, dim: int, index: TensorLike) -> None:
 def _lower_index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     if x.rank == 0:
         return x
-    return b.emit(prims.index, x, _along(x, x.dim(dim), index), False)
+    return b.emit(prims.index, x, _along(x.dim(dim), index), False)
 
 
 def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
@@ -245,7 +245,7 @@ def _lower_index_add(b: Builder, x: Value, dim: int, index: Value, source: Value
     if x.rank == 0:
         return x + source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True, False)
+    return b.emit(prims.index_put, x, _along(dim, index), _expanded_values(x, dim, index, source), True, False)
 
 
 @OP.rule("index_copy")
@@ -253,7 +253,7 @@ def _lower_index_copy(b: Builder, x: Value, dim: int, index: Value, source: Valu
     if x.rank == 0:
         return source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False, False)
+    return b.emit(prims.index_put, x, _along(dim, index), _expanded_values(x, dim, index, source), False, False)
 
 
 @OP.rule("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -262,7 +262,7 @@ def _lower_index_fill(b: Builder, x: Value, dim: int, index: Value, value: Opera
     if x.rank == 0:
         return fill
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, fill), False, True)
+    return b.emit(prims.index_put, x, _along(dim, index), _expanded_values(x, dim, index, fill), False, True)
 
 
 def _is_empty(index: Value) -> bool:

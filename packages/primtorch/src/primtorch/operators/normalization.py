@@ -326,7 +326,7 @@ def _weight_norm(v: TensorLike, g: TensorLike, dim: int = 0) -> tuple[TensorSpec
 def _lower_weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
     """g * v / ||v||, the norm over all dims but `dim` (Salimans and Kingma 2016)."""
     wide = v.compute()
-    norms = vector_norm(b, wide, 2.0, _dims_but(v, dim), True)
+    norms = vector_norm(wide, 2.0, _dims_but(v, dim), True)
     return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), norms.to(compute_dtype(g.dtype))
 
 

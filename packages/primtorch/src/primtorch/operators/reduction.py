@@ -434,7 +434,7 @@ for _name, _rule in (("var", _lower_var), ("std", _lower_std)):
 
 
 # --- norms of vectors ------------------------------------------------------------------------------
-def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
+def vector_norm(x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
     """(sum |x|^p)^(1/p) over the dims, for any order p; for 0 the number of what is not zero."""
     size = x.map(prims.abs)
     if order == math.inf:
@@ -481,7 +481,7 @@ def _lower_vector_norm(
 ) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
-    out = vector_norm(b, wide, 2.0 if order is None else float(order), reduced_dims(dim, x.rank), keepdim)
+    out = vector_norm(wide, 2.0 if order is None else float(order), reduced_dims(dim, x.rank), keepdim)
     return out.to(real_of(out_dtype))
 
 
@@ -506,7 +506,7 @@ def _refuse_renorm(x: TensorLike, p: float, dim: int, maxnorm: float) -> None:
 def _lower_renorm(b: Builder, x: Value, p: float, dim: int, maxnorm: float) -> Value:
     dim = x.dim(dim)
     wide = x.compute()
-    norm = vector_norm(b, wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
+    norm = vector_norm(wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
     factor = b.where(norm > float(maxnorm), float(maxnorm) / (norm + 1e-7), 1.0)
     return (wide * factor.to(wide.dtype)).to(x.dtype)
 

@@ -150,23 +150,20 @@ def _index(rows: int, size: int) -> torch.Tensor:
     return torch.randint(0, size, (rows,))
 
 
-def _scattered(reduce: str | None = None) -> Callable[[Prim], Iterator[tuple[str, Arguments]]]:
-    def make(prim: Prim) -> Iterator[tuple[str, Arguments]]:
-        for dim in range(2):
-            index = (
-                torch.stack([torch.randperm(4)[:3] for _ in range(3)])
-                if dim
-                else torch.stack([torch.randperm(5)[:3] for _ in range(3)], 1)
-            )
-            arguments: tuple[object, ...] = (tensor((5, 4)), dim, index, tensor((3, 3), low=0.5))
-            if prim.name != "scatter_reduce":
-                yield str(dim), (arguments, {})
-                continue
-            for how in ("prod", "mean", "amax", "amin"):
-                for whole in (True, False):
-                    yield f"{dim}-{how}-{whole}", ((*arguments, how), {"include_self": whole})
-
-    return make
+def _scattered(prim: Prim) -> Iterator[tuple[str, Arguments]]:
+    for dim in range(2):
+        index = (
+            torch.stack([torch.randperm(4)[:3] for _ in range(3)])
+            if dim
+            else torch.stack([torch.randperm(5)[:3] for _ in range(3)], 1)
+        )
+        arguments: tuple[object, ...] = (tensor((5, 4)), dim, index, tensor((3, 3), low=0.5))
+        if prim.name != "scatter_reduce":
+            yield str(dim), (arguments, {})
+            continue
+        for how in ("prod", "mean", "amax", "amin"):
+            for whole in (True, False):
+                yield f"{dim}-{how}-{whole}", ((*arguments, how), {"include_self": whole})
 
 
 def _pooling(*rest: tuple[Any, ...]) -> Callable[[Prim], Iterator[tuple[str, Arguments]]]:
@@ -218,9 +215,9 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
     "var_mean": _var_mean,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    "scatter": _scattered(),
-    "scatter_add": _scattered(),
-    "scatter_reduce": _scattered(),
+    "scatter": _scattered,
+    "scatter_add": _scattered,
+    "scatter_reduce": _scattered,
     "bitcast": _along(
         lambda: ((tensor((2, 3)), torch.int32), {}), lambda: ((tensor((3,), torch.int64), torch.float64), {})
     ),

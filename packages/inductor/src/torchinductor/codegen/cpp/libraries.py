@@ -67,7 +67,7 @@ def libraries_of(sources: Sequence[KernelSource], options: InductorOptions) -> l
         index = _index_key(texts, cache, options)
         found = _indexed(sources, cache, index)
         if not found:
-            known = _known(sources, _names(sources, cache, options))
+            known = _known(_names(sources, cache, options))
             there = {number for loaded in known for number in loaded.kernels}
             missing = [number for number in range(len(sources)) if number not in there]
             found = [*known, *build(units_of(sources, missing))]
@@ -106,7 +106,7 @@ def _names(sources: Sequence[KernelSource], cache: DiskCache, options: InductorO
     return [content_key("kernel", source.text, source.meta, identity) for source in sources]
 
 
-def _known(sources: Sequence[KernelSource], names: Sequence[str]) -> list[Loaded]:
+def _known(names: Sequence[str]) -> list[Loaded]:
     """Libraries that are loaded, and whose files are still there for other processes."""
     held: dict[str, list[int]] = {}
     libraries: dict[str, ctypes.CDLL] = {}

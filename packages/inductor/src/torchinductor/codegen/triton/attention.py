@@ -304,7 +304,7 @@ class _Attention(Writer):
         self.line(f"modified = {modified}")
         return LOG2E
 
-    def slope(self, cut: bool, of_weights: str, delta: str, kept: str | None) -> None:
+    def slope(self, of_weights: str, delta: str, kept: str | None) -> None:
         """The gradient by what the products are multiplied by the scale to."""
         self.line(f"slope = weights * ({of_weights} - {delta})")
         function = self.template.pullback
@@ -416,7 +416,7 @@ class _Queries(_Derivative):
         factor = self.scored(self.dot("query", "keys"))
         kept = self.kept(cut)
         self.weights(factor, "logarithms", kept)
-        self.slope(cut, self.dot("tangent", "values"), "delta", kept)
+        self.slope(self.dot("tangent", "values"), "delta", kept)
         self.line(f"result = {self.dot(f'slope.to({self.element})', 'tl.trans(keys)', 'result')}")
 
 
@@ -462,7 +462,7 @@ class _Keys(_Derivative):
         kept = self.kept(cut)
         self.weights(factor, "logarithms", kept)
         self.line(f"by_value = {self.dot(f'weights.to({self.element})', 'tangent', 'by_value')}")
-        self.slope(cut, self.dot("value", "tl.trans(tangent)"), "delta", kept)
+        self.slope(self.dot("value", "tl.trans(tangent)"), "delta", kept)
         self.line(f"by_key = {self.dot(f'slope.to({self.element})', 'tl.trans(queries)', 'by_key')}")
 
 
