@@ -426,7 +426,6 @@ class Recorder:
         if overload is not None:  # an operator of somebody's own need not count its writes
             written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}
         written |= {id(tensor): tensor for tensor in unsaid_writes(func, args, kwargs)}
-        written |= {id(tensor): tensor for tensor in tensors_in(kwargs.get("out"))}  # in a list, no count tells
         effect = bool(written) or is_inplace(name) or name in _EFFECTS
         if overload is not None and has_effect(overload) and name not in _EFFECTS and name not in _RANDOM:
             effect, self.conditions.can_begin_anew = True, False
