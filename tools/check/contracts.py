@@ -120,7 +120,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ir", "events", "cuda_graphs"),
         ("lowering", "executor"),
         ("ownership", "native", "cost", "layouts", "kept_rows"),
-        ("scheduling", "parts"),
+        ("scheduling", "parts", "convolutions"),
         ("codegen",),
         ("emit", "spliced", "source", "program_file"),
         ("compile",),

@@ -13,9 +13,9 @@ from torch import fx
 import torchcompile
 import torchinductor
 from torchinductor.codegen.base import traits_of
+from torchinductor.convolutions import arrange_convolutions
 from torchinductor.cost import Traffic, traffic_of
 from torchinductor.kept_rows import align_kept_rows
-from torchinductor.convolutions import arrange_convolutions
 from torchinductor.lowering.context import Operation
 from torchinductor.source import planned_operations
 
