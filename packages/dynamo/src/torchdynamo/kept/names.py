@@ -101,7 +101,9 @@ class Namer:
             row = self._row(obj)
         finally:
             self._open.discard(id(obj))
-        digest = "" if row[0] in _WITHOUT_CONTENT else self._contents.of(obj)
+        return self._put(obj, row, "" if row[0] in _WITHOUT_CONTENT else self._contents.of(obj))
+
+    def _put(self, obj: object, row: Row, digest: str) -> int:
         place = self._places[id(obj)] = len(self.rows)
         self.rows.append(row)
         self.digests.append(digest)
@@ -205,12 +207,7 @@ class Namer:
         if known is not None or vars(holder).get(step) is not obj:
             return self.place(obj)
         row = ["member", self.place(holder), step]
-        digest = self._contents.of(obj)
-        place = self._places[id(obj)] = len(self.rows)
-        self.rows.append(row)
-        self.digests.append(digest)
-        self._alive.append(obj)
-        return place
+        return self._put(obj, row, self._contents.of(obj))
 
     def _part(self, obj: Any) -> Row | None:
         """Cells and code of functions, members of enumerations, loggers."""

@@ -49,6 +49,7 @@ class SymbolInfo:
 
 
 ExprT = TypeVar("ExprT", IntExpr, BoolExpr)
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,33 +484,28 @@ class ShapeEnv:
         value = expr.as_int()
         if value is not None:
             return value
+        hint = self._example(expr, hint, "symbolic")
+        self.evaluate(relate("eq", expr, constant(hint)), True)
+        return hint
+
+    def _example(self, expr: IntExpr | FloatExpr, hint: Number | None, kept: str) -> Number:
+        """The value that the example has, or that is known by now. Raises where only data tells it."""
         if hint is None:
             raise DataDependentValue(
                 f"the value of {expr}",
                 "it is known only when the program runs",
-                "Keep it symbolic, or keep this part out of the compiled region.",
+                f"Keep it {kept}, or keep this part out of the compiled region.",
                 self.user_frame(),
                 expr.symbols(),
             )
-        if self._values and (now := self.hint(expr)) is not None:
-            hint = now
-        self.evaluate(relate("eq", expr, constant(hint)), True)
-        return hint
+        now = self.hint(expr) if self._values else None
+        return hint if now is None else now  # type: ignore[return-value]
 
     def specialize_float(self, expr: FloatExpr, hint: float | None) -> float:
         """The float's value, with a guard that fixes it."""
         if expr.value is not None:
             return expr.value
-        if hint is None:
-            raise DataDependentValue(
-                f"the value of {expr}",
-                "it is known only when the program runs",
-                "Keep it in a tensor, or keep this part out of the compiled region.",
-                self.user_frame(),
-                expr.symbols(),
-            )
-        if self._values and (now := self.hint(expr)) is not None:
-            hint = now
+        hint = self._example(expr, hint, "in a tensor")
         self.evaluate(FloatRelation("same", expr, float_constant(hint)), True)
         return hint
 
