@@ -44,7 +44,7 @@ from torchdynamo.capture import (
     ReadsWhole,
     interpret,
 )
-from torchdynamo.emit.codegen import Codegen, parameter_name
+from torchdynamo.emit.codegen import GIVEN, Codegen, parameter_name
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
@@ -615,7 +615,8 @@ def _entry(state: Function, emitted: Emitted, compiled_graph: Callable[..., obje
         state.stats.record_break(function.__qualname__, graph_break)
     rerun = Rerun(function, state.stats.ledger, emitted.written, emitted.states, emitted.communicates)
     closure = function.__closure__ or ()
-    names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
+    given = (pinned, function.__globals__, closure, sys, compiled_graph, rerun)
+    names = dict[str, object](zip(GIVEN, given, strict=True))
     if emitted.module is not None:
         names["__name__"] = emitted.module  # some C code asks the frame that calls it
     code = load(emitted.text, function.__qualname__, names)

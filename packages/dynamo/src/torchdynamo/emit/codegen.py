@@ -61,10 +61,11 @@ from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of, own_
 T = TypeVar("T")
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
+GIVEN = ("P", "G", "C", "sys", "graph", "rerun")
+"""Globals of a generated function: what it pins, the program's globals and closure, `sys`, the graph, its rerun."""
 _RESERVED = frozenset(
     {
-        "P", "G", "C", "sys", "inputs", "graph", "rerun", "before", "failed", "error", "BaseException",
-        "object", "list", "dict", "set", "type", "iter",
+        *GIVEN, "inputs", "before", "failed", "error", "BaseException", "object", "list", "dict", "set", "type", "iter",
     }
 )  # fmt: skip
 
