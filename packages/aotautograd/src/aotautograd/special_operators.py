@@ -9,7 +9,7 @@ from torch.fx.node import Argument
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import has_size
 from aotautograd.recorder import Call, Recorder, special
-from primtorch.fake import FakeTensor
+from primtorch.fake import FakeTensor, propagate
 from primtorch.layout import memory_order
 from primtorch.memory import returns_alias
 
@@ -35,6 +35,15 @@ def _record_batch_norm(recorder: Recorder, call: Call) -> object:
         recorder.node_of[id(statistic)] = recorder.node_of[id(value)]
         recorder.written.add(id(statistic))
     return tuple(results[:3])
+
+
+@special(aten.lift_fresh.default)
+def _record_fresh(recorder: Recorder, call: Call) -> object:
+    """`torch.tensor(data)` is memory of its own at every call, and the graph holds the data once: a copy of that, which
+    a pass drops where nobody gets it."""
+    out = propagate(recorder.fake_mode, call.func, call.args, call.kwargs)
+    recorder.record(aten.clone.default, call.node_args, {}, out)
+    return out
 
 
 @special(aten._conj.default, aten._conj_physical.default)
