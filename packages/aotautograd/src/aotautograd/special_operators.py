@@ -135,6 +135,15 @@ def _record_real_view(recorder: Recorder, call: Call) -> object:
     return out
 
 
+@special(getattr(aten.random, "from"))
+def _record_drawn_between(recorder: Recorder, call: Call) -> object:
+    """`random_(from, to)`: the overload's name is a word of Python, so that no text can call it; another draws alike."""
+    (x, low, high, *_), generator = call.args, call.kwargs.get("generator")
+    if high is None or generator is not None:
+        return NotImplemented
+    return recorder.__torch_dispatch__(aten.randint_like.low_dtype, (), (x, low, high))
+
+
 @special(aten.bernoulli.p)
 def _record_draw(recorder: Recorder, call: Call) -> object:
     """What functionalization makes of `x.bernoulli_(p)`, which goes through the elements of x as they lie in memory.
