@@ -137,7 +137,7 @@ def _record_real_view(recorder: Recorder, call: Call) -> object:
 
 @special(getattr(aten.random, "from"))
 def _record_drawn_between(recorder: Recorder, call: Call) -> object:
-    """`random_(from, to)`: the overload's name is a word of Python, so that no text can call it; another draws alike."""
+    """`random_(from, to)`: the overload's name is a word of Python, which no text can call; another draws alike."""
     (x, low, high, *_), generator = call.args, call.kwargs.get("generator")
     if high is None or generator is not None:
         return NotImplemented

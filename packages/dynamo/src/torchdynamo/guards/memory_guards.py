@@ -36,8 +36,8 @@ def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
 
 def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
     """The graph ends before a write that is to be done for real: to the memory of the inputs `shared`, where the others
-    see it; to an input that overlaps itself (an expanded one, windows), whose other elements see it; and to an inference
-    tensor outside of inference mode, which eager refuses, there and then."""
+    see it; to an input that overlaps itself (an expanded one, windows), whose other elements see it; and to an
+    inference tensor outside of inference mode, which eager refuses, there and then."""
 
     def refuse(written: Iterable[torch.Tensor]) -> None:
         memories = _memories(written)
@@ -104,7 +104,7 @@ def overlapping(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may be one place in memory: not where each dim's stride passes all that smaller ones reach."""
+    """Whether two elements may be one place: not where each dim's stride passes all that the smaller ones reach."""
     if tensor.layout is not torch.strided or tensor.is_contiguous() or not tensor.numel():
         return False
     reach = 0
