@@ -160,8 +160,8 @@ def own_results(op: OpOverload) -> tuple[int, ...]:
 
 
 def returns_memory(op: OpOverload) -> bool:
-    """Whether an operator that is none of ATen's gives back memory of an argument that it does not write to: a view, for
-    which functionalization has no rule, unless the operator is made of others or brings one."""
+    """Whether an operator that is none of ATen's gives back memory of an argument that it does not write to: a view,
+    for which functionalization has no rule, unless the operator is made of others or brings one."""
     if op.namespace == "aten" or all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns):
         return False
     keys = ("CompositeImplicitAutograd", "Functionalize")
