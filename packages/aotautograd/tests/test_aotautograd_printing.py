@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 import pytest
 import torch
 
 from aotautograd import aot_function, min_cut, partition, trace_joint
+from aotautograd.eager_compiler import run_graph
 from primtorch import graph_text
 
 
@@ -77,3 +79,25 @@ def test_one_table_has_writes_aliases_gradients_and_saved_tensors() -> None:
         "mm_default: f32[4, 3]",
         "primals_0: f32[4, 3]  an input",
     ]
+
+
+def test_no_operator_of_a_traced_graph_has_a_word_of_python_for_its_name() -> None:
+    """Graphs run as the text of themselves: `aten.random.from(...)` is none."""
+    words = {
+        getattr(getattr(torch.ops.aten, schema.name.removeprefix("aten::")), schema.overload_name)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and keyword.iskeyword(schema.overload_name)
+    }
+    functional = {overload for overload in words if not overload._schema.is_mutable}
+    assert functional == {getattr(torch.ops.aten.random, "from")}
+    for program in (
+        lambda x: torch.empty_like(x).random_(-3, 9),
+        lambda x: getattr(torch.ops.aten.random, "from")(x, -3, 9),
+        lambda x: getattr(torch.ops.aten.random_, "from")(x.clone(), 0, 2**40),
+    ):
+        torch.manual_seed(0)
+        wanted = program(torch.zeros(100))
+        torch.manual_seed(0)
+        torch.testing.assert_close(
+            aot_function(program, fw_compiler=run_graph)(torch.zeros(100)), wanted, rtol=0, atol=0
+        )

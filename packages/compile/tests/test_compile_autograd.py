@@ -481,14 +481,24 @@ def test_gradients_of_a_result_that_another_is_computed_from(look: Callable[...,
     close(found[2:], found[:2])
 
 
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a view": lambda t: t,
+    "detached": torch.Tensor.detach,
+    "its data": lambda t: t.data,
+    "a view of a detached one": lambda t: t.detach().view(2, -1).flatten(),
+}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
-def test_running_statistics_that_are_views(norm: Callable[..., torch.Tensor], backend: str) -> None:
+def test_running_statistics_that_are_views(norm: Callable[..., torch.Tensor], part: str, backend: str) -> None:
     """Those of one step among several, as networks keep them that are trained for few steps."""
 
     def program(x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor, step: int) -> Any:
         switch = {"training": True} if norm is F.batch_norm else {"use_input_stats": True}
-        return norm(x, means[step], variances.t()[step], **switch).sin(), means.sum()
+        mean, variance = PARTS[part](means[step]), PARTS[part](variances.t()[step])
+        return norm(x, mean, variance, **switch).sin(), means.sum()
 
     def run(f: Callable[..., Any]) -> list[Any]:
         means, variances = torch.zeros(3, 4, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)

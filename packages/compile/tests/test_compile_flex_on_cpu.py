@@ -85,16 +85,22 @@ def test_drawn_calls(number: int) -> None:
     dtype = F32 if case.dtype.itemsize == 2 else case.dtype
     eager, exact = _wider(case, dtype), _wider(case, F64)
     largest = max(float(t.detach().masked_fill(t.isinf(), 0).abs().max()) for t in exact)
-    # Gradients of scores are differences of numbers that no result shows, with those numbers' roundings.
+    # A score's gradient is a difference, dO.V - dO.O, of numbers that no result shows. Where a query sees one key, O is V
+    # and eager's difference is 0 to the bit; ours has the roundings of two sums in different orders. Measured over rows of
+    # 136 products in float32: 2.8 ulps of the largest product as it is, 2.4 with dO.O in float64 (dO.V has them, too),
+    # and 0 with dO.O added up in the tile product's order, which the kernel that computes it has not.
     between = max(largest, float(case.slopes_of_weights(exact[:1]).abs().max()))
     results = 1 + case.with_lse
+    by_value = results + 2  # whose gradient is no difference
     captured = sum(t.is_floating_point() for t in case.tensors())
     if dtype is not case.dtype:  # such sums of what is rounded to a half
         found, captured = found[: len(found) - captured], 0
     for place, (ours, theirs, right) in enumerate(zip(found, eager, exact, strict=False)):
         assert ours.shape == theirs.shape, told
         error, allowed = (_gap(t, right) for t in (ours, theirs.to(ours.dtype)))
-        ulps = max(torch.finfo(t).eps for t in (case.dtype, ours.dtype)) * (largest if place < results else between)
+        ulps = max(torch.finfo(t).eps for t in (case.dtype, ours.dtype)) * (
+            largest if place < results or place == by_value else between
+        )
         ulps *= OF_SUMS if place >= len(found) - captured else 1
         if case.dtype is F64:  # eager's is the truth
             allowed = 1e-9 * largest + 1e-11

@@ -228,6 +228,40 @@ def test_views_by_operators_of_ones_own(name: str, breaks: list[str], backend: s
     assert [event.kind.id for event in report.breaks] == breaks and not report.fallbacks
 
 
+PRIMS_VIEWS: dict[str, tuple[object, ...]] = {
+    "broadcast_in_dim": ((2, 3, 4), (1, 2)), "collapse_view": (0, 1), "split_dim": (1, 2), "squeeze": ((),),
+    "transpose": ((1, 0),), "view_of": (), "view_of_dtype": (torch.int64,),
+}  # fmt: skip
+_OF_COMPLEX_NUMBERS = {"conj", "imag", "real"}
+
+
+def test_torchs_prims_have_no_other_views() -> None:
+    listed = {
+        schema.name.removeprefix("prims::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("prims::") and any(r.alias_info is not None for r in schema.returns)
+        and not any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    }  # fmt: skip
+    assert listed - _OF_COMPLEX_NUMBERS <= PRIMS_VIEWS.keys()
+
+
+@pytest.mark.expected_eager("operator_view")
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", PRIMS_VIEWS)
+def test_views_among_torchs_prims_break_the_graph(name: str, backend: str) -> None:
+    view, arguments = getattr(torch.ops.prims, name), PRIMS_VIEWS[name]
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return view(y, *arguments).clone() * 3, y + 1
+
+    x = torch.arange(12.0, dtype=torch.float64).view(3, 4)
+    compiled = torchcompile.compile(program, backend=backend)
+    torch.testing.assert_close(compiled(x), program(x))
+    report = torchcompile.report()
+    assert [event.kind.id for event in report.breaks] == ["operator_view"] and not report.fallbacks
+
+
 def test_kernels_that_derive_inside() -> None:
     """A kernel may be a program of its own: eager gives it autograd where nothing above it was for autograd."""
     library = torch.library.Library("deriving", "DEF")

@@ -138,3 +138,32 @@ def test_16_bit_floats_of_symbolic_size_are_drawn_in_place() -> None:
         found = compiled(x)
         torch.manual_seed(rows)
         assert torch.equal(found, torch.empty_like(x).normal_(2.0, 0.5))
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clone": lambda x: x.clone(),
+    "cat": lambda x: torch.cat([x, x[:3]]),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2)),
+    "where": lambda x: torch.where(x > 0, x, x.flip(0)),
+    "masked_fill": lambda x: x.masked_fill(x > 1, -0.5),
+    "index": lambda x: x[torch.arange(len(x)).flip(0)],
+    "transpose": lambda x: x.view(256, -1).t().contiguous(),
+    "stack": lambda x: torch.stack([x, x.roll(1)], 1),
+    "a written slice": lambda x: x.clone().index_fill_(0, torch.tensor([1, 5]), 2.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("copy", COPIES)
+def test_copies_keep_all_bits(copy: str, dtype: torch.dtype) -> None:
+    """Of whatever lies in memory: programs pack integers into the memory of floats, where most of a NaN's bits differ
+    between two integers."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        copied = COPIES[copy](x.view(dtype))
+        return copied, copied.view(torch.int16)
+
+    patterns = torch.arange(2**16).to(torch.int16)
+    floats, integers = torchcompile.compile(program, fullgraph=True)(patterns)
+    wanted = COPIES[copy](patterns.view(dtype)).view(torch.int16)
+    assert torch.equal(integers, wanted) and torch.equal(floats.view(torch.int16), wanted)

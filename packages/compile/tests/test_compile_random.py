@@ -199,6 +199,8 @@ OVER_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
     "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
     "random_": lambda x: torch.empty_like(x).random_(1000),
+    "random_ between": lambda x: torch.empty_like(x).random_(-5, 1000),
+    "random_ of an input between": lambda x: x.detach().clone().random_(3, 2**40),
     "poisson": lambda x: torch.poisson(x.detach().exp()),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=1),
     "rrelu": lambda x: F.rrelu(x, training=True),
@@ -207,9 +209,10 @@ OVER_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("draw", OVER_TENSORS)
-def test_draws_over_any_layout_are_eagers(draw: str, layout: str) -> None:
+def test_draws_over_any_layout_are_eagers(draw: str, layout: str, backend: str) -> None:
     """ATen draws in the order of memory: what a draw is like depends on the strides of what it is over."""
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +224,7 @@ def test_draws_over_any_layout_are_eagers(draw: str, layout: str) -> None:
     wanted = program(x)
     state = torch.get_rng_state()
     torch.manual_seed(3)
-    got = torchcompile.compile(program, options={"eager_random": True, "strict": True})(x)
+    got = torchcompile.compile(program, backend=backend, options={"eager_random": True, "strict": True})(x)
     torch.testing.assert_close(got, wanted)
     assert torch.equal(state, torch.get_rng_state())
     torch.testing.assert_close(*[torch.autograd.grad(second.sum(), x)[0] for _, second in (wanted, got)])

@@ -84,3 +84,29 @@ def test_wrong_indices_raise_as_in_eager(backend: str, program: Callable[..., to
     expected = outcome(program, *given)
     assert outcome(compiled, *given)[0] == expected[0]
     assert outcome(compiled, *given)[0] == expected[0]  # a later call
+
+
+def nothing() -> torch.Tensor:
+    """A tensor without data."""
+    return torch.ones(3, device="meta")
+
+
+OUT_OF_NOTHING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "to a device": lambda x: nothing().to("cpu") + x,
+    "to another's": lambda x: nothing().to(x) + x,
+    "cpu": lambda x: nothing().cpu() * x,
+    "type": lambda x: nothing().type(torch.FloatTensor),
+    "there and back": lambda x: x.to("meta").sin().to("cpu"),
+    "copy_": lambda x: x.clone().copy_(nothing()),
+    "an item": lambda x: x.clone().index_put((places(1),), nothing()[:1].to("cpu")),
+    "a slice": lambda x: x.clone().slice_scatter(nothing()[:2].cpu(), 0, 0, 2),
+    "made like it elsewhere": lambda x: torch.zeros_like(nothing(), device="cpu") + x,
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_NOTHING)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_has_no_data_is_not_copied_to_where_there_is_some(backend: str, name: str) -> None:
+    compiled = torchcompile.compile(OUT_OF_NOTHING[name], backend=backend)
+    x = torch.arange(3.0)
+    assert outcome(compiled, x) == outcome(OUT_OF_NOTHING[name], x)

@@ -117,6 +117,7 @@ class InPlaceCalls(TorchFunctionMode):
 
     def __init__(self, inputs: Sequence[object], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
+        self.inputs = {id(value) for value in inputs}  # which live as long as the trace
         self.present = PresentViews()
         self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
         self.grad_mode = self.with_histories = torch.is_grad_enabled()
@@ -143,9 +144,10 @@ class InPlaceCalls(TorchFunctionMode):
             raise better from None
 
     def _call(self, func: Called, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        views = [t for t in written_statistics(func, args, kwargs) if is_wrapped(t) and t._is_view()]
-        if views:
-            return self._with_own_statistics(views, func, args, kwargs)
+        statistics = [t for t in written_statistics(func, args, kwargs) if is_wrapped(t)]
+        parts = [t for t in statistics if t._is_view() or id(t) not in self.inputs]
+        if parts:
+            return self._with_own_statistics(parts, func, args, kwargs)
         called = overload_of(func, args, kwargs) or func
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
         writes = name not in _NO_WRITE
@@ -170,13 +172,18 @@ class InPlaceCalls(TorchFunctionMode):
         return result
 
     def _with_own_statistics(
-        self, views: Sequence[torch.Tensor], func: Called, args: tuple[object, ...], kwargs: dict[str, object]
+        self, parts: Sequence[torch.Tensor], func: Called, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """A normalisation that updates views of other tensors: functionalization does not see that it writes."""
+        """A normalisation that updates what may be parts of other tensors: functionalization does not see that it
+        writes, and autograd does not tell of all views (of a detached one, say)."""
         with torch.no_grad():
-            own = {id(t): t.clone() for t in views}
-        result = self._call(func, *pytree.tree_map(lambda t: own.get(id(t), t), (args, kwargs)))
-        for t in views:
+            own = {id(t): t.clone() for t in parts}
+        self.inputs |= {id(t) for t in own.values()}
+        try:
+            result = self._call(func, *pytree.tree_map(lambda t: own.get(id(t), t), (args, kwargs)))
+        finally:
+            self.inputs -= {id(t) for t in own.values()}
+        for t in parts:
             version = version_of(t) + version_of(own[id(t)])  # not every such write counts
             with torch.no_grad():
                 self._call(torch.Tensor.copy_, (t, own[id(t)]), {})

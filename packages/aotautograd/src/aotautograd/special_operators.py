@@ -9,7 +9,7 @@ from torch.fx.node import Argument
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import has_size
 from aotautograd.recorder import Call, Recorder, special
-from primtorch.fake import FakeTensor
+from primtorch.fake import FakeTensor, propagate
 from primtorch.layout import memory_order
 from primtorch.memory import returns_alias
 
@@ -35,6 +35,15 @@ def _record_batch_norm(recorder: Recorder, call: Call) -> object:
         recorder.node_of[id(statistic)] = recorder.node_of[id(value)]
         recorder.written.add(id(statistic))
     return tuple(results[:3])
+
+
+@special(aten.lift_fresh.default)
+def _record_fresh(recorder: Recorder, call: Call) -> object:
+    """`torch.tensor(data)` is memory of its own at every call, and the graph holds the data once: a copy of that, which
+    a pass drops where nobody gets it."""
+    out = propagate(recorder.fake_mode, call.func, call.args, call.kwargs)
+    recorder.record(aten.clone.default, call.node_args, {}, out)
+    return out
 
 
 @special(aten._conj.default, aten._conj_physical.default)
@@ -124,6 +133,15 @@ def _record_real_view(recorder: Recorder, call: Call) -> object:
     resolved = recorder.record(aten.resolve_conj.default, call.node_args, {}, plain)
     recorder.record(call.func, (resolved,), {}, out)
     return out
+
+
+@special(getattr(aten.random, "from"))
+def _record_drawn_between(recorder: Recorder, call: Call) -> object:
+    """`random_(from, to)`: the overload's name is a word of Python, which no text can call; another draws alike."""
+    (x, low, high, *_), generator = call.args, call.kwargs.get("generator")
+    if high is None or generator is not None:
+        return NotImplemented
+    return recorder.__torch_dispatch__(aten.randint_like.low_dtype, (), (x, low, high))
 
 
 @special(aten.bernoulli.p)

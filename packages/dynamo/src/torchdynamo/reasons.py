@@ -253,7 +253,7 @@ _TABLE = (
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",
-        "the program writes to a tensor whose memory another of its inputs shares",
+        "the program writes to a tensor whose memory another of its inputs shares, or whose elements share some",
         "pass tensors that do not overlap, or write to a clone",
     ),
     Reason("ambient_state", "the program changes process-wide state", "change it outside of the compiled function"),

@@ -215,9 +215,9 @@ def own_results(op: OpOverload) -> tuple[int, ...]:
 
 
 def returns_memory(op: OpOverload) -> bool:
-    """Whether an operator of somebody's own gives back memory of an argument that it does not write to: a view, for
-    which functionalization has no rule, unless the operator is made of others or brings one."""
-    if not is_foreign(op) or all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns):
+    """Whether an operator that is none of ATen's gives back memory of an argument that it does not write to: a view,
+    for which functionalization has no rule, unless the operator is made of others or brings one."""
+    if op.namespace == "aten" or all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns):
         return False
     keys = ("CompositeImplicitAutograd", "Functionalize")
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)

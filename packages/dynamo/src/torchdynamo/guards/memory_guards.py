@@ -36,7 +36,8 @@ def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
 
 def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
     """The graph ends before a write that is to be done for real: to the memory of the inputs `shared`, where the others
-    see it, and to an inference tensor outside of inference mode, which eager refuses, there and then."""
+    see it; to an input that overlaps itself (an expanded one, windows), whose other elements see it; and to an
+    inference tensor outside of inference mode, which eager refuses, there and then."""
 
     def refuse(written: Iterable[torch.Tensor]) -> None:
         memories = _memories(written)
@@ -46,6 +47,8 @@ def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
                 continue
             if source in shared:
                 raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, whose memory another shares")
+            if _overlaps_itself(tensor):
+                raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, which overlaps itself")
             if not inference and tensor.is_inference():
                 raise BreakGraph("exception", f"a write to the inference tensor {source.expression()}")
 
@@ -98,6 +101,18 @@ def overlapping(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
         if place < len(written) and (device, end) > furthest_written[:2]:
             furthest_written = (device, end, place)
     return None
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be one place: not where each dim's stride passes all that the smaller ones reach."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous() or not tensor.numel():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _address_range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -103,7 +103,14 @@ def like(
 def _to_copy(x: TensorLike | Number, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
     if isinstance(x, NUMBERS):  # `vmap` converts an operand that is a number, as the 0-d tensor that torch makes of it
         x = TensorSpec((), (), number_dtype(x), torch.device("cpu"))
-    return like(x, **options)
+    made = like(x, **options)
+    _refuse_without_data(x, made)
+    return made
+
+
+def _refuse_without_data(source: TensorLike, target: TensorLike) -> None:
+    nothing = source.device.type == "meta" != target.device.type
+    refuse(nothing, "Cannot copy out of meta tensor; no data!", NotImplementedError)
 
 
 @OP.rule("_to_copy")
@@ -132,6 +139,7 @@ def _lower_autocast(b: Builder, x: Value, cuda_enabled: bool, cpu_enabled: bool,
 
 @OP.formula("copy")
 def _copy(x: TensorLike, src: TensorLike, non_blocking: bool = False) -> TensorSpec:
+    _refuse_without_data(src, x)
     shape = tuple(x.shape)
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 

@@ -93,8 +93,10 @@ def load_text(element: str, dtype: torch.dtype, mask: str | None) -> str:
     return text if mask is None else f"({mask} ? {text} : ({value_type(dtype)})0)"
 
 
-def storage_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
-    """A value as what is written into memory."""
+def storage_text(value: str, dtype: torch.dtype, have: torch.dtype, short: bool = False) -> str:
+    """A value as what is written into memory; `short`: it is a bfloat16's."""
+    if dtype == torch.bfloat16 and short:
+        return f"bf_upper({value})"
     if dtype == torch.bfloat16:
         return f"bf_bits({convert_text(value, torch.float32, have)})"
     if dtype == torch.float16:
@@ -123,10 +125,10 @@ def convert_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
     return f"({value_type(dtype)}){value}"
 
 
-def bitcast_text(value: str, dtype: torch.dtype, source: torch.dtype) -> str:
-    """The bits of a value as another type of the same width."""
+def bitcast_text(value: str, dtype: torch.dtype, source: torch.dtype, short: bool = False) -> str:
+    """The bits of a value as another type of the same width; `short`: it is a bfloat16's."""
     if source == torch.bfloat16:
-        value = f"bf_bits({value})"
+        value = f"{'bf_upper' if short else 'bf_bits'}({value})"
     elif source == torch.float16:
         value = f"(_Float16){value}"
     if dtype == torch.bfloat16:

@@ -56,12 +56,12 @@ class CppHandler(OpsHandler[Value]):
         self.indices: dict[str, str] = {}  # of values that are indices, as text
 
     # emission -------------------------------------------------------------------------------------------------
-    def _emit(self, text: str, dtype: torch.dtype, depth: int) -> Value:
+    def _emit(self, text: str, dtype: torch.dtype, depth: int, short: bool = False) -> Value:
         name = f"t{self.names.count}"
         self.names.count += 1
         for lines in (self.text.lines, self.text.values):
             lines[depth].append(f"const {value_type(dtype)} {name} = {text};")
-        return Value(name, dtype, depth)
+        return Value(name, dtype, depth, short)
 
     def _depth(self, expr: IntExpr, *values: Value | None) -> int:
         deepest = max((self.depths.get(s, 0) for s in expr.symbols()), default=0)
@@ -119,8 +119,9 @@ class CppHandler(OpsHandler[Value]):
         index = self.row_place if buffer in self.kernel.rows else index
         pointer, place = self.names.pointer[buffer], self._index(index)
         turned = self._turned(buffer, index, True) if mask is None else None
+        short = dtype == torch.bfloat16
         if turned is not None:
-            return self._emit(load_text(turned, dtype, None), compute_dtype(dtype), len(self.text.loops))
+            return self._emit(load_text(turned, dtype, None), compute_dtype(dtype), len(self.text.loops), short)
         start = None if mask is None else self._start(buffer, index, mask)
         if mask is not None and start is not None:
             # Always reads, and so vectorises; where the mask does not hold it reads the buffer's beginning.
@@ -135,7 +136,7 @@ class CppHandler(OpsHandler[Value]):
         depth = self._depth(index, mask)
         if buffer in self.stage.body.writes:
             depth = len(self.text.loops)
-        return self._emit(text, compute_dtype(dtype), depth)
+        return self._emit(text, compute_dtype(dtype), depth, short)
 
     def store(
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
@@ -144,7 +145,7 @@ class CppHandler(OpsHandler[Value]):
         index = self.row_place if buffer in self.kernel.rows else index
         turned = self._turned(buffer, index, False) if mode == "set" and mask is None else None
         if turned is not None:
-            self.text.inside.append(f"{turned} = {storage_text(value.text, dtype, value.dtype)};")
+            self.text.inside.append(f"{turned} = {storage_text(value.text, dtype, value.dtype, value.short)};")
             return
         element = f"{self.names.pointer[buffer]}[{self._index(index)}]"
         text = value.text
@@ -155,13 +156,13 @@ class CppHandler(OpsHandler[Value]):
             text = OPERATIONS[op](compute, old, convert_text(text, compute, value.dtype))
             line = f"{element} = {storage_text(text, dtype, compute)};"
         else:
-            line = f"{element} = {storage_text(text, dtype, value.dtype)};"
+            line = f"{element} = {storage_text(text, dtype, value.dtype, value.short)};"
         depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
         # A store stands in the innermost loop that its place depends on, or deeper with its value.
         self.text.lines[depth].append(f"if ({mask.text}) {line}" if mask else line)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        return Value(constant_text(value, dtype), dtype, 0)
+        return Value(constant_text(value, dtype), dtype, 0, dtype == torch.float32 and _is_short(value))
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
         dtype = compute_dtype(dtype)
@@ -197,11 +198,11 @@ class CppHandler(OpsHandler[Value]):
 
     def to_dtype(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
         text = convert_text(value.text, dtype, value.dtype)
-        return self._emit(text, compute_dtype(dtype), value.depth)
+        return self._emit(text, compute_dtype(dtype), value.depth, dtype == torch.bfloat16)
 
     def bitcast(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
-        text = bitcast_text(value.text, dtype, source)
-        return self._emit(text, compute_dtype(dtype), value.depth)
+        text = bitcast_text(value.text, dtype, source, value.short)
+        return self._emit(text, compute_dtype(dtype), value.depth, dtype == torch.bfloat16)
 
     def apply(self, op: str, *args: Value) -> Value:
         result = ELEMENTWISE[op].result
@@ -212,7 +213,7 @@ class CppHandler(OpsHandler[Value]):
             text = _power(operand, args[0].text, args[1].text)
         else:
             text = OPERATIONS[op](operand, *[a.text for a in args])
-        return self._emit(text, dtype, depth)
+        return self._emit(text, dtype, depth, op == "where" and args[1].short and args[2].short)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         words = self._words(seed, index, stream)
@@ -271,6 +272,11 @@ class CppHandler(OpsHandler[Value]):
         self.names.accumulators[name] = Accumulator(name, kind, value.dtype, None)
         results = run_along(self.text, name, kind, value, position)
         return tuple(self._emit(text, dtype, len(self.text.loops)) for text, dtype in results)
+
+
+def _is_short(value: bool | int | float) -> bool:
+    """Whether a number is one of bfloat16's."""
+    return float(torch.tensor(float(value), dtype=torch.bfloat16)) == value
 
 
 def _power(dtype: torch.dtype, base: str, exponent: str) -> str:

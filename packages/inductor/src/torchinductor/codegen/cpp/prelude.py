@@ -45,6 +45,7 @@ INLINE u16 bf_bits(float x) {
   u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
   return (u16)(x != x ? 0x7fc0u : r);
 }
+INLINE u16 bf_upper(float x) { return (u16)(__builtin_bit_cast(u32, x) >> 16); }  // of what is one already
 INLINE float bf_round(float x) { return bf_load(bf_bits(x)); }
 // Two selections each: a condition of two parts becomes a branch, and the loop around it stays scalar.
 template <class T> INLINE T max_nan(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }

@@ -11,11 +11,15 @@ from torchinductor.ir import Stage
 
 
 class Value(NamedTuple):
-    """A value in generated code: its text (a name or literal), its type, and the depth of loops it depends on."""
+    """A value in generated code: its text (a name or literal), its type, and the depth of loops it depends on.
+
+    `short`: it is surely a bfloat16's, which nothing was computed with: it is written as it is, a NaN with its bits.
+    """
 
     text: str
     dtype: torch.dtype
     depth: int
+    short: bool = False
 
 
 class StageText:
