@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -131,7 +131,7 @@ def _trapezoid(
     return torch.trapezoid(given, dx=float(dx), dim=dim_of(axis))
 
 
-def _gradient(n: ArrayWorld, asked: object, f: object, *spacing: float, axis: SupportsIndex | None = None) -> object:
+def _gradient(n: ArrayWorld, asked: Any, f: object, *spacing: float, axis: SupportsIndex | None = None) -> object:
     """Differences of the neighbours of each element, and of the one neighbour at the ends."""
     known(*spacing)
     each = list(asked) if isinstance(asked, (tuple, list)) else [asked]
