@@ -343,7 +343,8 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"call of {name_of(function)} with out, and a tensor")
         args = self._as_arrays(args)
         self.refuse_write(target)
-        self.ask(function, args, {"out": numpy.empty_like(target.model)})  # raises where the results do not fit there
+        into = {"out": numpy.empty_like(target.model)}
+        self.ask(function, tuple(map(_model_of_number, args)), into)  # raises where the results do not fit there
         found, _ = self._computed(function, program, args)
         self.write(target, found)
         return given
@@ -407,7 +408,7 @@ class ArrayWorld:
         if program is None or symbol == "@":
             raise BreakGraph("numpy", f"{symbol}= of an array")
         self.refuse_write(a)
-        self.ask(BINARY[symbol][1], (a, b), {})
+        self.ask(BINARY[symbol][1], (a, _model_of_number(b)), {})
         found, asked = self._computed(function, program, (a, b))
         self.write(a, found.to(dtype_of(asked.dtype)))
         return a
