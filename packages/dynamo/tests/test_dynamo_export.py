@@ -118,6 +118,19 @@ def test_named_sizes_keep_to_their_range_and_to_one_another() -> None:
         torchdynamo.export(program, dynamic_shapes={"a": {0: sizes}, "b": {0: Dim("n", 2, 9)}})(x, y)
 
 
+def test_a_dim_of_torch_export_is_taken() -> None:
+    sizes = torch.export.Dim("n", min=3, max=6)
+    exported = torchdynamo.export(lambda a: a.sum(), dynamic_shapes={"a": {0: sizes}})(torch.randn(4, 2))
+    assert exported(torch.ones(6, 2)) == 12
+    with pytest.raises(ValueError, match=r"3 <= a.shape\[0\] <= 6"):
+        exported(torch.randn(7, 2))
+    free = torchdynamo.export(lambda a: a.sum(), dynamic_shapes={"a": {0: torch.export.Dim("n")}})(torch.randn(4, 2))
+    assert free(torch.ones(99, 2)) == 198
+    for asked in (torch.export.Dim.AUTO, 2 * sizes, 7):
+        with pytest.raises(TypeError, match="give it a name, or Dim"):
+            torchdynamo.export(lambda a: a.sum(), dynamic_shapes={"a": {0: asked}})(torch.randn(4, 2))
+
+
 def test_graphs_without_operations_are_exported() -> None:
     x = torch.randn(3)
     identity = torchdynamo.export(lambda t: t)(x)
@@ -266,6 +279,20 @@ def scanning(x: torch.Tensor) -> Any:
 def branching_over_a_scan(x: torch.Tensor) -> Any:
     inner = lambda u: torch.cond(u.sum() > -3, lambda v: v[0].cos(), lambda v: v[0] * 1, (u,))  # noqa: E731
     return torch.cond(x.sum() > 0, lambda t: scanning(t)[0], inner, (x,))
+
+
+def test_numbers_of_the_data_are_kept_in_a_file(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, n: torch.Tensor) -> Any:
+        count = n.item()
+        torch._check(count >= 0)
+        torch._check(count <= x.shape[0])
+        return x[:count] * 2, count
+
+    x = torch.randn(5, 2)
+    torchdynamo.save(torchdynamo.export(program)(x, torch.tensor(2)), tmp_path / "graph")
+    read = torchdynamo.load(tmp_path / "graph")
+    for count in (0, 4, 5):
+        torch.testing.assert_close(read(x, torch.tensor(count)), program(x, torch.tensor(count)))
 
 
 @pytest.mark.parametrize("program", [branching, looping, scanning, branching_over_a_scan], ids=lambda f: f.__name__)

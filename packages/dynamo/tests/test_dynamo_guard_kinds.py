@@ -210,6 +210,8 @@ ROWS = [
     Row("class of an instance", lambda x, s: s.apply(x), attribute("__class__", Mixed), Scale),
     Row("identity", lambda x, s: x + (s.a is s.b), lambda a: setattr(a[1], "b", a[1].a), space(a=object, b=object)),
     Row("id", lambda x, s: x + (id(s.a) == id(s.b)), lambda a: setattr(a[1], "b", a[1].a), space(a=Scale, b=Scale)),
+    Row("id of a parameter", lambda x, s: x + (id(s.weight) == id(s.other)), lambda a: setattr(a[1], "other", a[1].weight),
+        lambda: (lambda net: net.register_parameter("other", torch.nn.Parameter(torch.ones(2, 2))) or net)(torch.nn.Linear(2, 2))),
     Row("weak reference", lambda x, s: x + (s.r() is None), lambda a: setattr(a[1], "o", 0),
         lambda: (lambda o: types.SimpleNamespace(o=o, r=weakref.ref(o)))(Scale())),
     # containers

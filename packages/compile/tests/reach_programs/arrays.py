@@ -25,3 +25,25 @@ def through_numpy(x: torch.Tensor) -> Any:
 )
 def of_arrays(a: Any) -> Any:
     return (np.exp(a) * a[::-1]).cumsum()
+
+
+@part(
+    NUMPY,
+    "spectra, convolutions and quantiles",
+    calls=lambda: [(np.linspace(0.0, 1.0, 6) ** 2,), (np.linspace(0.0, 2.0, 8) ** 2,)],
+    gradient=False,
+)
+def of_signals(a: Any) -> Any:
+    smooth = np.convolve(a, np.array([0.25, 0.5, 0.25]), "same")
+    return np.abs(np.fft.rfft(smooth)), np.percentile(a, [25, 75]), np.gradient(a)
+
+
+@part(
+    NUMPY,
+    "numbers of an array",
+    calls=lambda: [(np.linspace(0.0, 1.0, 6),), (np.linspace(0.0, 2.0, 6),)],
+    gradient=False,
+)
+def numbers_of_arrays(a: Any) -> Any:
+    mean = float(a.mean())
+    return a - mean, a.max().item() * 2, np.add(a, mean, out=np.empty(6))

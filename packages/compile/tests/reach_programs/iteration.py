@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from .record import PYTHON, Program, maker, part
 
@@ -145,3 +146,20 @@ def caching() -> Program:
         return math.sqrt(n)
 
     return lambda x: x * factor(x.shape[1])
+
+
+@maker(PYTHON, "parameters told apart by id()")
+def tied() -> Program:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    net.append(net[0])
+
+    def program(x: torch.Tensor) -> Any:
+        seen = set()
+        for layer in net:
+            for parameter in layer.parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    x = x + parameter.sum()
+        return x, len(seen)
+
+    return program

@@ -68,6 +68,29 @@ def logged(x: torch.Tensor) -> Any:
     return y, len(Logged.asked)
 
 
+class Multiple:
+    """A multiple of the identity, which is no tensor: torch asks its class what a call means."""
+
+    def __init__(self, size: int, factor: torch.Tensor) -> None:
+        self.size = size
+        self.factor = factor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.matmul:
+            return args[0].factor * args[1] if isinstance(args[0], cls) else args[0] * args[1].factor
+        if func is torch.cat:
+            return cls(sum(one.size for one in args[0]), args[0][0].factor)
+        return NotImplemented
+
+
+@part(SUBCLASSES, "an object in the place of a tensor")
+def in_the_place_of_a_tensor(x: torch.Tensor) -> Any:
+    multiple = Multiple(3, x.mean())
+    both = torch.cat([multiple, multiple])  # type: ignore[list-item]
+    return torch.matmul(multiple, x), torch.matmul(x, multiple), both.size, both.factor  # type: ignore[arg-type]
+
+
 @part(
     SUBCLASSES,
     "two tensors in one, as an input",

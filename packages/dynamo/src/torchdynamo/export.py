@@ -20,6 +20,7 @@ from primtorch.fake import FakeTensor
 from primtorch.lower import lower
 from primtorch.symbolic import expr_of, float_expr_of
 from primtorch.trace import trace
+from torchdynamo import torch_compilers_marks
 from torchdynamo._C import Entry
 from torchdynamo.api import optimize, owner_of
 from torchdynamo.capture import Finished
@@ -68,8 +69,8 @@ def export(
 
     Args:
         dynamic: True: all sizes of at least 2 vary.
-        dynamic_shapes: by the parameter's name, which sizes vary: `{dim: "batch"}` or `{dim: Dim("batch", 2, 64)}` for
-            a tensor, a list, dict or tuple of these for a container of tensors.
+        dynamic_shapes: by the parameter's name, which sizes vary: `{dim: "batch"}` or `{dim: Dim("batch", 2, 64)}` (a
+            `torch.export.Dim` is one, too) for a tensor, a list, dict or tuple of these for a container of tensors.
         aten_graph: the graph is of ATen's operators, and functional; without, of torch's functions.
         decompositions: the graph is of ATen's operators that this set of operators is left of.
         all_breaks: where the call leaves the graph, run it for real to find all the places.
@@ -371,6 +372,16 @@ def _equal(name: str, a: Measure, b: Measure, names: Sequence[str]) -> Relation:
     return Relation((("sym", "a"), ("sym", "b"), ("eq", 0)), {"a": a, "b": b}, f"{name}: {text}")
 
 
+def _dim_of(asked: object) -> Dim:
+    """What is said of a size: a name, a `Dim`, or a `torch.export.Dim`."""
+    if isinstance(asked, (str, Dim)):
+        return Dim(asked) if isinstance(asked, str) else asked
+    foreign = torch_compilers_marks.dimension(asked)
+    if foreign is None:
+        raise TypeError(f"dynamic_shapes has {asked!r} for a size: give it a name, or Dim(name, min, max)")
+    return Dim(*foreign)
+
+
 # -- sizes by name -------------------------------------------------------------------------------
 
 
@@ -382,8 +393,8 @@ class _Marks:
         self._before: list[tuple[torch.Tensor, object]] = []
         self._dims: dict[str, Dim] = {}
 
-    def add(self, tensor: torch.Tensor, place: int, dim: int, asked: Dim | str) -> None:
-        named = Dim(asked) if isinstance(asked, str) else asked
+    def add(self, tensor: torch.Tensor, place: int, dim: int, asked: object) -> None:
+        named = _dim_of(asked)
         known = self._dims.setdefault(named.name, named)
         if known.min != named.min or known.max != named.max:
             named = known if isinstance(asked, str) else _conflict(known, named)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 
@@ -41,3 +42,11 @@ _INDICES = {
     "maybe dynamic": ("_dynamo_weak_dynamic_indices",),
     "dynamic": ("_dynamo_unbacked_indices", "_dynamo_dynamic_indices"),
 }
+
+
+def dimension(asked: Any) -> tuple[str, int | None, int | None] | None:
+    """(name, least size, largest size) of a `torch.export.Dim`, None for anything else."""
+    kind = type(asked)
+    if (kind.__module__, kind.__name__) != ("torch.export.dynamic_shapes", "Dim"):
+        return None
+    return asked.__name__, asked.min if asked.min > 1 else None, asked.max if type(asked.max) is int else None

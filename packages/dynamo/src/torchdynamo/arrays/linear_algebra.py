@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,9 +134,40 @@ def _norm(
         if isinstance(ord, str):
             raise BreakGraph("numpy", "numpy.linalg.norm() of this order")
         return torch.linalg.vector_norm(given, 2 if ord is None else ord, over, keepdim=keepdims)
-    if ord not in ("fro", 1, -1, numpy.inf, -numpy.inf):
+    if ord not in ("fro", "nuc", 1, -1, 2, -2, numpy.inf, -numpy.inf):
         raise BreakGraph("numpy", "numpy.linalg.norm() of this order")
     return torch.linalg.matrix_norm(given, ord, over, keepdim=keepdims)
+
+
+def _singular_values(
+    n: ArrayWorld, asked: Model, a: object, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> object:
+    """The vectors are each unique but for a sign, or less: libraries give different ones."""
+    known(compute_uv, hermitian)
+    if compute_uv or hermitian:
+        raise BreakGraph("numpy", "numpy.linalg.svd() with its vectors")
+    return torch.linalg.svdvals(*_floats(n, a))
+
+
+def _inverse_of_any(n: ArrayWorld, asked: Model, a: object, rcond: object = None, hermitian: bool = False) -> object:
+    known(rcond, hermitian)
+    (given,) = _floats(n, a)
+    return torch.linalg.pinv(given, rtol=1e-15 if rcond is None else float(rcond), hermitian=bool(hermitian))  # type: ignore[arg-type]
+
+
+def _condition(n: ArrayWorld, asked: Model, x: object, p: object = None) -> object:
+    known(p)
+    if p not in (None, 2, -2):
+        raise BreakGraph("numpy", "numpy.linalg.cond() of this order")
+    found = torch.linalg.svdvals(*_floats(n, x))
+    first, last = found[..., 0], found[..., -1]
+    return last / first if p == -2 else first / last
+
+
+def _multi_dot(n: ArrayWorld, asked: Model, arrays: Sequence[object]) -> object:
+    if len(arrays) < 2:
+        raise BreakGraph("numpy", "numpy.linalg.multi_dot() of one matrix")
+    return torch.linalg.multi_dot([n.tensor(part, asked.dtype) for part in arrays])
 
 
 def _matrix_power(world: ArrayWorld, asked: Model, a: object, n: int) -> object:
@@ -154,5 +185,6 @@ DOT: dict[str, Rule] = {"dot": Rule(_dot)}
 LINALG: dict[str, Rule] = {
     "inv": _of_matrix("inv"), "det": _of_matrix("det"), "cholesky": _of_matrix("cholesky"),
     "eigvalsh": _of_matrix("eigvalsh"), "slogdet": _several("slogdet"), "solve": Rule(_solve, _on_regular),
-    "norm": Rule(_norm), "matrix_power": Rule(_matrix_power, _on_regular),
+    "norm": Rule(_norm), "matrix_power": Rule(_matrix_power, _on_regular), "svd": Rule(_singular_values, _on_regular),
+    "pinv": Rule(_inverse_of_any, _on_regular), "cond": Rule(_condition, _on_regular), "multi_dot": Rule(_multi_dot),
 }  # fmt: skip

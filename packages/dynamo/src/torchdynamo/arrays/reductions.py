@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
 from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims, known, refuse_complex, truths
-from torchdynamo.arrays.values import Model
+from torchdynamo.arrays.values import Model, model_of
 from torchdynamo.reasons import BreakGraph
 
 if TYPE_CHECKING:
@@ -178,6 +183,67 @@ def _average(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, weights:
     return (x * w).sum(over) / w.expand(x.shape).sum(over)
 
 
+def _quantile(
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    q: Any,
+    axis: int | None = None,
+    *,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> object:
+    """Between the two elements that lie around each place, from the nearer one on."""
+    known(q, method, keepdims)
+    x = n.tensor(a, asked.dtype)
+    if isinstance(axis, (tuple, list)) or numpy.ndim(q) > 1 or method != "linear" or asked.dtype.itemsize < 4:
+        raise BreakGraph("numpy", "a quantile over several axes, at places of several dims, or by another method")
+    as_elements = isinstance(q, (int, float)) and model_of(a).dtype.kind == "f"
+    moved = x.reshape(-1) if axis is None else x.movedim(dim_of(axis), -1)
+    ordered = torch.sort(moved, -1)[0]
+    last = int(ordered.shape[-1]) - 1
+    places = numpy.atleast_1d(last * numpy.asarray(q, dtype=asked.dtype if as_elements else None))
+    found = torch.stack([_between(ordered, float(place), last) for place in places])
+    found = torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1], found)  # NaN is sorted to the end
+    if keepdims:
+        shape = (
+            found.shape[0],
+            *((1,) * x.dim() if axis is None else found.unsqueeze(dim_of(axis) % x.dim() + 1).shape[1:]),
+        )
+        found = found.reshape(shape)
+    return found if numpy.ndim(q) else found[0]
+
+
+def _between(ordered: torch.Tensor, place: float, last: int) -> torch.Tensor:
+    """At a place among ordered elements."""
+    low = min(math.floor(place), last)
+    below, above = ordered[..., low], ordered[..., min(low + 1, last)]
+    part, step = place - low, above - below
+    return above - step * (1 - part) if part >= 0.5 else below + step * part
+
+
+def _percentile(
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    q: Any,
+    axis: int | None = None,
+    *,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> object:
+    known(q)
+    return _quantile(n, asked, a, numpy.true_divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def _nanmean(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
+    x = _wide(n.tensor(a), asked)
+    if x.is_complex():
+        raise BreakGraph("numpy", "the mean of complex numbers without NaN")
+    over = dims(axis, x)
+    return torch.nansum(x, over, keepdim=keepdims) / (~torch.isnan(x)).sum(over, keepdim=keepdims)
+
+
 def _nansum(
     n: ArrayWorld, asked: Model, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
 ) -> object:
@@ -192,5 +258,5 @@ REDUCTIONS: dict[str, Rule] = {
 # Functions that are no methods.
 REDUCING: dict[str, Rule] = {
     "ptp": Rule(_ptp), "count_nonzero": Rule(_count_nonzero), "median": Rule(_median), "average": Rule(_average),
-    "nansum": Rule(_nansum),
+    "nansum": Rule(_nansum), "nanmean": Rule(_nanmean), "quantile": Rule(_quantile), "percentile": Rule(_percentile),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import torch
@@ -438,6 +438,55 @@ def _isclose(
     return near | (torch.isnan(x) & torch.isnan(y)) if equal_nan else near
 
 
+def _rot90(n: ArrayWorld, asked: Model, m: object, k: int = 1, axes: Sequence[int] = (0, 1)) -> object:
+    """Views of the array: it is turned by reversing dims and exchanging them."""
+    known(k, axes)
+    ndim, times = model_of(m).ndim, int(k) % 4
+    first, second = (int(axis) % ndim for axis in axes)
+    if times == 0:
+        return n.getitem(m, ...) if isinstance(m, Array) else n.tensor(m)
+    if times == 2:
+        return _flip(n, asked, _flip(n, asked, m, first), second)
+    order = list(range(ndim))
+    order[first], order[second] = order[second], order[first]
+    turned = n.call(numpy.transpose, (m if times == 3 else _flip(n, asked, m, second), order), {})
+    return turned if times == 1 else _flip(n, asked, turned, second)
+
+
+def _fix(n: ArrayWorld, asked: Model, x: object) -> object:
+    given = n.tensor(x, asked.dtype)
+    return torch.trunc(given) if given.is_floating_point() else given.clone()
+
+
+def _sinc(n: ArrayWorld, asked: Model, x: object) -> object:
+    return torch.sinc(n.tensor(x, asked.dtype))
+
+
+def _i0(n: ArrayWorld, asked: Model, x: object) -> object:
+    return torch.i0(n.tensor(x, asked.dtype))
+
+
+def _vander(world: ArrayWorld, asked: Model, x: object, N: int | None = None, increasing: bool = False) -> object:
+    known(N, increasing)
+    return torch.vander(world.tensor(x, asked.dtype), None if N is None else int(N), bool(increasing))
+
+
+def _choose(
+    n: ArrayWorld, asked: Model, a: object, choices: Array | Sequence[object], *, mode: str = "raise"
+) -> object:
+    """Indices that are out of range raise: torch's gather does, too."""
+    if mode != "raise":
+        raise BreakGraph("numpy", "numpy.choose() of this mode")
+    index = n.tensor(a, numpy.dtype("int64"))
+    stacked = torch.stack([part.expand(tuple(asked.shape)) for part in _parts(n, asked, choices)])
+    return torch.gather(stacked, 0, index.expand(tuple(asked.shape)).unsqueeze(0)).squeeze(0)
+
+
+def _on_first_choice(function: Callable[..., object]) -> Callable[..., object]:
+    """NumPy is asked with indices that it has for certain."""
+    return lambda a, *args, **kwargs: function(numpy.zeros_like(a), *args, **kwargs)
+
+
 # -- new arrays --------------------------------------------------------------------------------
 
 
@@ -512,6 +561,8 @@ SHAPING: dict[str, Rule] = {  # functions alone
     "append": Rule(_append), "tile": Rule(_tile), "roll": Rule(_roll), "pad": Rule(_pad), "where": Rule(_where),
     "take_along_axis": Rule(_take_along_axis), "sort": Rule(_sort), "diff": Rule(_diff), "tril": _triangle("tril"),
     "triu": _triangle("triu"), "diag": Rule(_diag), "meshgrid": Rule(_meshgrid), "searchsorted": Rule(_searchsorted),
-    "nan_to_num": Rule(_nan_to_num), "isclose": Rule(_isclose), "zeros_like": _filled(0), "ones_like": _filled(1),
+    "rot90": Rule(_rot90), "fix": Rule(_fix), "sinc": Rule(_sinc), "i0": Rule(_i0), "vander": Rule(_vander),
+    "choose": Rule(_choose, _on_first_choice), "nan_to_num": Rule(_nan_to_num),
+    "isclose": Rule(_isclose), "zeros_like": _filled(0), "ones_like": _filled(1),
     "empty_like": _filled(0), "full_like": Rule(_full_like), "full": Rule(_full), "linspace": Rule(_linspace),
 }  # fmt: skip

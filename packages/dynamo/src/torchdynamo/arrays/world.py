@@ -45,10 +45,12 @@ from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.iterators import SequenceIterator
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
+from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
 
 T = TypeVar("T")
 _NUMBERS = (bool, int, float, complex)
+_NUMBERS_OUT = frozenset({"item", "tolist"})  # methods that give Python's numbers
 
 
 class ArrayWorld:
@@ -256,10 +258,23 @@ class ArrayWorld:
         operator = _OPERATOR_METHODS.get(name)
         if operator is not None and len(args) == operator[1] and not kwargs:
             return operator[0](self, array, *args)
+        if name in _NUMBERS_OUT and not args and not kwargs:
+            return self.number(array, name)
         rule = METHODS.get(name)
         if rule is None:
-            raise BreakGraph("tensor_to_number" if name in ("item", "tolist") else "numpy", f"{name}() of an array")
+            raise BreakGraph("tensor_to_number" if name in _NUMBERS_OUT else "numpy", f"{name}() of an array")
         return self._by_rule(rule, getattr(type(array.model), name), (array, *args), kwargs)
+
+    def number(self, array: Array, name: str) -> object:
+        """`float(array)`, `int(array)`, `array.item()`, `array.tolist()`: numbers that the graph tells when it runs."""
+        if name.startswith("__") and array.model.ndim:  # NumPy warns, or raises
+            raise BreakGraph("tensor_to_number", f"{name.strip('_')}() of an array that is no scalar")
+        if name == "item":
+            self.ask(lambda model: model.item(), (array,), {})  # raises where there is not one element
+        taken = self.recorder.take_number(name, array.value())
+        if taken is MISSING:
+            raise BreakGraph("tensor_to_number", f"{name.strip('_')}() of an array")
+        return taken
 
     def _by_rule(
         self, rule: Rule, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]
@@ -277,7 +292,10 @@ class ArrayWorld:
             bound = inspect.signature(rule.program).bind(self, asked, *args, **kwargs)
         except TypeError:
             raise BreakGraph("numpy", f"call of {name_of(function)} with these arguments") from None
-        found = rule.program(*bound.args, **bound.kwargs)
+        try:
+            found = rule.program(*bound.args, **bound.kwargs)
+        except RuntimeError as error:  # NumPy has taken the call
+            raise BreakGraph("numpy", f"call of {name_of(function)}: {error}") from error
         return self.result(found, asked, arrays_in((args, kwargs)))
 
     def _as_arrays(self, given: T) -> T:
@@ -297,6 +315,8 @@ class ArrayWorld:
     def _ufunc(self, function: numpy.ufunc, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Of a tensor, NumPy makes an array, and of the result a tensor: of truth values, one of uint8."""
         program = UFUNCS.get(function)
+        if program is not None and len(args) == function.nin and kwargs.keys() == {"out"} and function.nout == 1:
+            return self._ufunc_into(function, program, args, kwargs["out"])
         if program is None or kwargs or len(args) != function.nin:
             what = " with out, where or the like" if program is not None else ""
             raise BreakGraph("numpy", f"call of {name_of(function)}{what}")
@@ -310,6 +330,24 @@ class ArrayWorld:
         assert isinstance(made, Array)  # of one output
         found = made.tensor.clone() if made.is_scalar else self.tensor_of(made)
         return found.to(torch.uint8) if found.dtype == torch.bool else found
+
+    def _ufunc_into(
+        self, function: numpy.ufunc, program: Callable[..., object], args: tuple[object, ...], out: Any
+    ) -> object:
+        """`numpy.add(a, b, out=c)`: a write to `c`."""
+        given = out[0] if type(out) is tuple and len(out) == 1 else out
+        if given is None:
+            return self._ufunc(function, args, {})
+        target = self.forget(given) if type(given) is numpy.ndarray else given
+        if not isinstance(target, Array) or any(isinstance(arg, torch.Tensor) for arg in args):
+            raise BreakGraph("numpy", f"call of {name_of(function)} with out, and a tensor")
+        args = self._as_arrays(args)
+        self.refuse_write(target)
+        into = {"out": numpy.empty_like(target.model)}
+        self.ask(function, tuple(map(_model_of_number, args)), into)  # raises where the results do not fit there
+        found, _ = self._computed(function, program, args)
+        self.write(target, found)
+        return given
 
     def _computed(
         self, function: numpy.ufunc, program: Callable[..., object], args: tuple[object, ...]
@@ -370,7 +408,7 @@ class ArrayWorld:
         if program is None or symbol == "@":
             raise BreakGraph("numpy", f"{symbol}= of an array")
         self.refuse_write(a)
-        self.ask(BINARY[symbol][1], (a, b), {})
+        self.ask(BINARY[symbol][1], (a, _model_of_number(b)), {})
         found, asked = self._computed(function, program, (a, b))
         self.write(a, found.to(dtype_of(asked.dtype)))
         return a

@@ -131,6 +131,13 @@ def _refused(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> objec
     return fn(*args) if len(args) == 1 and not kwargs and isinstance(args[0], Array) else MISSING
 
 
+def _number(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    """`float` or `int` of an array of one element."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Array) or args[0].model.size != 1:
+        return _refused(world, fn, args, kwargs)
+    return world.number(args[0], f"__{fn.__name__}__")
+
+
 _TENSOR_TYPES: tuple[object, ...] = (
     torch.Tensor,
     torch.FloatTensor,
@@ -148,6 +155,7 @@ _TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     (len, _length),
     (list, _rows),
     (tuple, _rows),
-    *((kind, _refused) for kind in (bool, int, float, complex, hash, str, repr)),
+    *((kind, _number) for kind in (int, float)),
+    *((kind, _refused) for kind in (bool, complex, hash, str, repr)),
 )
 _RULES: dict[int, Callable[..., object]] = {id(function): rule for function, rule in _TABLE}

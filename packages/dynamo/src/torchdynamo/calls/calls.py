@@ -371,7 +371,7 @@ class Calls:
             raise BreakGraph(reason, f"call of {module}.{name}")
 
     def _native(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        if torch_functions.passes_modes_by(fn):
+        if torch_functions.passes_modes_by(fn, (*args, *kwargs.values())):
             with torch.overrides._pop_mode_temporarily() as recorder:  # type: ignore[attr-defined]
                 return recorder.__torch_function__(fn, (), args, kwargs)
         return fn(*args, **kwargs)

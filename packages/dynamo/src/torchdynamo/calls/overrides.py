@@ -50,7 +50,8 @@ class Overrides:
         """The first answer of the classes, as torch asks them."""
         self.interpreter.tail_call = False
         for kind in kinds:
-            self.outside.torch_names.of_tensor(kind, "__torch_function__")
+            if issubclass(kind, torch.Tensor):
+                self.outside.torch_names.of_tensor(kind, "__torch_function__")
             if is_default(kind):
                 result = self.by_default(kind, func, kinds, args, dict(kwargs or {}))
             else:

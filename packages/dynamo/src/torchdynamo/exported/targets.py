@@ -39,7 +39,7 @@ _OPERATORS = (
 )  # fmt: skip
 _MORE_OF_TORCH = (
     "as_strided", "scalar_tensor", "rand_like", "randn_like", "randint_like", "normal", "sym_max", "sym_min", "sym_not",
-    "sym_ite", "sym_float", "sym_int", "sym_sqrt", "fill", "_assert_async",
+    "sym_ite", "sym_float", "sym_int", "sym_sqrt", "fill", "_assert_async", "_check",
 )  # fmt: skip
 _NAMESPACES = frozenset({"aten"})  # of operators; `load(operators=...)` adds to them
 _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten::_save_for_backward"})

@@ -79,16 +79,24 @@ def overrides(kind: type) -> bool:
     return override_of(kind) is not _NO_OVERRIDE
 
 
-def override_of(kind: type[torch.Tensor]) -> object:
+def override_of(kind: type) -> object:
     """A class's `__torch_function__`."""
-    return kind.__torch_function__
+    return kind.__torch_function__  # type: ignore[attr-defined]
+
+
+def stands_for_tensor(value: object) -> bool:
+    """Whether torch takes an object that is no tensor in the place of one, and asks its class."""
+    return not isinstance(value, torch.Tensor) and hasattr(type(value), "__torch_function__")
 
 
 def overriding(args: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[type, ...]:
-    """The classes that torch would ask for the meaning of a call: in the order of the arguments, subclasses first."""
+    """The classes that torch would ask for the meaning of a call: in the order of the arguments, subclasses first.
+
+    They are classes of tensors, and those of the program's objects that torch takes in the place of tensors.
+    """
     found: list[type] = []
-    for tensor in _arguments((*args, *(kwargs or {}).values())):
-        kind = class_of(tensor)
+    for value in asked_of((*args, *(kwargs or {}).values())):
+        kind = class_of(value) if isinstance(value, FakeTensor) else type(value)
         if kind is None or kind in found or not overrides(kind):
             continue
         place = next((i for i, other in enumerate(found) if issubclass(kind, other)), len(found))
@@ -106,13 +114,13 @@ def redefines(args: Sequence[object], name: str) -> type | None:
     return None
 
 
-def _arguments(values: Sequence[object]) -> Iterator[torch.Tensor]:
-    """Tensors among arguments, and in lists of them."""
+def asked_of(values: Sequence[object]) -> Iterator[object]:
+    """Tensors among arguments and in lists of them, and what stands for one."""
     for value in values:
-        if isinstance(value, FakeTensor):
+        if isinstance(value, (tuple, list)):
+            yield from (item for item in value if isinstance(item, FakeTensor) or stands_for_tensor(item))
+        elif isinstance(value, FakeTensor) or stands_for_tensor(value):
             yield value
-        elif isinstance(value, (tuple, list)):
-            yield from (item for item in value if isinstance(item, FakeTensor))
 
 
 def is_instance(fake: torch.Tensor, classes: Any) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.overrides
+
+from torchdynamo.graph.tensor_classes import asked_of
 
 # Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
 LEAF_MODULES = frozenset(
@@ -70,10 +73,15 @@ def is_leaf(function: Any) -> bool:
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 
-def passes_modes_by(function: object) -> bool:
-    """Whether a call asks no function mode, as torch 2.14 calls operators that are defined in Python: nobody but the
-    caller can record it."""
-    return type(function) is torch._ops.OpOverload and getattr(function, "_pyobj_dispatcher", None) is not None
+def passes_modes_by(function: object, values: Sequence[object]) -> bool:
+    """Whether a call asks no function mode: nobody but the caller can record it.
+
+    Torch 2.14 calls operators so that are defined in Python. And while calls are recorded, torch's C code asks no
+    classes, and refuses what they have it take in the place of a tensor.
+    """
+    if type(function) is torch._ops.OpOverload and getattr(function, "_pyobj_dispatcher", None) is not None:
+        return True
+    return any(not isinstance(value, torch.Tensor) for value in asked_of(values))
 
 
 _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)

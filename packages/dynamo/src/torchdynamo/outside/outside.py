@@ -309,8 +309,8 @@ class Outside:
         known = self.externals.lookup(obj)
         if known is None:
             return id(obj)
-        if isinstance(known.original, torch.Tensor):
-            raise BreakGraph("unsupported_read", f"id() of the tensor {known.source.expression()}")
+        if isinstance(known.original, torch.Tensor) and not isinstance(known.original, nn.Parameter):
+            raise BreakGraph("unsupported_read", f"id() of the tensor {known.source.expression()}")  # another each call
         self.externals.unkept = "the program asks for an id()"
         if not isinstance(known.source, Pinned):
             self.externals.guard(known.source, GuardKind.IDENTITY, known.original)

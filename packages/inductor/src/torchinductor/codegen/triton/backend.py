@@ -86,7 +86,7 @@ class TritonBackend(CodegenBackend):
 
     def foresee(self, options: InductorOptions) -> None:
         """Starts the compiling process in the background; it is ready about a second later."""
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized() and torch.cuda.is_available():
             self.compiler(options).start()
 
     def warm(self, options: InductorOptions) -> None:
