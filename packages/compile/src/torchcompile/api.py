@@ -27,6 +27,7 @@ from torchcompile.options import CompileOptions, resolve
 from torchcompile.profiling import Profile, profiled
 from torchcompile.report import Report
 from torchcompile.shelf import Brought, FrameTexts, frames_are_kept
+from torchdistributed import ReplicaRounds
 from torchdistributed.explained import explain_stages
 from torchdynamo import CaptureOptions
 
@@ -241,7 +242,15 @@ def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | 
         recompile_limit=settings.recompile_limit,
         on_recompile=settings.on_recompile,
         strict=settings.strict,
+        round_by_round=_round_by_round(settings),
     )
+
+
+def _round_by_round(settings: CompileOptions) -> ReplicaRounds | None:
+    """What loops are compiled round by round. None where graphs are replayed as a whole: the memory of one cannot be
+    that of another round, too."""
+    least = settings.replicated_rounds
+    return ReplicaRounds(least) if least and not settings.cuda_graphs else None
 
 
 # What a class makes functions of when it is asked for an attribute: compiled, it would be one no longer.

@@ -97,6 +97,14 @@ class CompileOptions:
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(
         default="continue", metadata={"doc": "what a recompilation does beside being counted"}
     )
+    replicated_rounds: int = field(
+        default=32,
+        metadata={
+            "doc": "from how many modules that are built alike a loop over them is compiled round by round where "
+            "DistributedDataParallel trains the model: one round is compiled, for all, which costs the fusion over its "
+            "edges; 0: never"
+        },
+    )
     preserve: tuple[OpOverload, ...] = field(
         default=(),
         metadata={
@@ -188,6 +196,8 @@ def _checked(name: str, value: object, accepted: object) -> object:
         raise InvalidArgument(f"option {name!r} takes {names}, not {value!r}")
     if name == "memory_budget" and not 0 <= value <= 1:  # type: ignore[operator]
         raise InvalidArgument(f"option {name!r} is a part between 0 and 1, not {value!r}")
+    if name == "replicated_rounds" and value < 0:  # type: ignore[operator]
+        raise InvalidArgument(f"option {name!r} is a number of modules, or 0, not {value!r}")
     if name == "recompile_limit" and value < 1:  # type: ignore[operator]
         raise InvalidArgument(f"option {name!r} is at least 1, not {value!r}; `disable=True` compiles nothing")
     return value

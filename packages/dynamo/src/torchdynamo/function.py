@@ -57,6 +57,7 @@ from torchdynamo.outside.asynchronous import handles_a_signal, is_finalizer
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.imports import is_import_machinery
 from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import IN_ROUNDS
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
 from torchdynamo.sources import Argument, Item, Scope, Source
 from torchdynamo.stance import current as current_stance
@@ -359,6 +360,7 @@ class Function:
             read_whole={} if ends is None else {source: frozenset(n) for source, n in self.read_lengths.items()},
             varied=frozenset() if self.unrolls else frozenset(self.varied),
             loops={} if ends is None else ends.loops,
+            round_by_round=None if ends is None else self.options.round_by_round,
             in_rounds=nested is not None and nested.in_rounds and origin_of(self.function) is not None,
         )
 
@@ -370,7 +372,7 @@ class Function:
         if self.nested is not None:
             for place, numbers in fixed.items():
                 self.nested.loops.setdefault(place, set()).update(numbers)
-            self.nested.in_rounds |= broke is not None and broke.reason == "loop_of_each_length"
+            self.nested.in_rounds |= broke is not None and broke.reason in IN_ROUNDS
 
     def learn_varied(self, places: Iterable[tuple[int, ...]]) -> None:
         """What varies of the state that this continuation is handed, by its place there, and there, ...: numbers, and

@@ -78,6 +78,13 @@ _TABLE = (
         " one graph, with a version for each number of them up to recompile_limit",
     ),
     Reason(
+        "repeated_modules",
+        "a loop goes over many modules that are built alike, in a model that is compiled in rounds (one that"
+        " DistributedDataParallel replicates, by the option `replicated_rounds`): a round is a graph of its own, which"
+        " all rounds share, so that a model of more layers takes hardly longer to compile",
+        "options={'replicated_rounds': 0} has all rounds in one graph, as fullgraph=True has",
+    ),
+    Reason(
         "operator_without_meta",
         "the operator has no shape rule for tensors without data",
         "register a fake implementation for the operator",
@@ -261,7 +268,8 @@ _TABLE = (
 )
 
 REASONS = kinds(*_TABLE)
-OF_EACH_LENGTH = frozenset({"list_of_each_length", "loop_of_each_length"})  # in the place of a version for each
+IN_ROUNDS = frozenset({"loop_of_each_length", "repeated_modules"})  # the graph ends at a loop's head
+OF_EACH_LENGTH = IN_ROUNDS | {"list_of_each_length"}  # in the place of a version for each
 
 
 class BreakGraph(Escape):

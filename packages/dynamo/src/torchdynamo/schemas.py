@@ -14,6 +14,7 @@ from torchdynamo.sources import Source
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[object]]]
 Dump = Callable[[str, str], None]
+RoundByRound = Callable[[Sequence[torch.nn.Module]], bool]
 
 
 class GuardKind(enum.Enum):
@@ -128,6 +129,8 @@ class CaptureOptions:
         recompile_limit: compiled versions of one function, beyond which calls that none fits run as they are written.
         on_recompile: "continue", "warn", "error" or "eager": what a call does that no version fits, before the limit.
         strict: an internal error in capture raises instead of running the frame eagerly.
+        round_by_round: asked of modules that a loop goes over; where it says yes, the graph ends at the loop's head,
+            and a round is a graph of its own, which rounds over modules that are built alike share.
     """
 
     fullgraph: bool = False
@@ -135,3 +138,4 @@ class CaptureOptions:
     recompile_limit: int = 8
     on_recompile: str = "continue"
     strict: bool = False
+    round_by_round: RoundByRound | None = None

@@ -293,7 +293,7 @@ def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
     rounds = _rounds_of(obj)
     if rounds is not None:
         name = _native_iterator(code, obj)
-        code.build.append(f"{name} = {code.pin(Rounds)}({name}, {rounds.over!r})")
+        code.build.append(f"{name} = {code.pin(Rounds)}({name}, {rounds.over!r}, {rounds.reason!r})")
         return name
     if isinstance(obj, MappingIterator):
         return code.named(obj, f"{code.pin(kind)}({code.value(obj.container)}, {obj.view!r}, {obj.consumed})")

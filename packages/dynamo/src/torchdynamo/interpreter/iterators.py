@@ -235,18 +235,18 @@ class ReversedIterator(_ByIndex):
 
 
 class Rounds(LocalIterator):
-    """An iterator of a loop whose number of rounds is another at each call: it is advanced for real, between one round
-    and the next.
+    """An iterator of a loop that is compiled round by round: it is advanced for real, between one round and the next.
 
     Attributes:
         iterator: CPython's own; during capture a `Start`, which says what is to be iterated over.
         over: what the loop is over, for the ledger.
+        reason: why the graph ends at its head, likewise.
     """
 
-    __slots__ = ("iterator", "over")
+    __slots__ = ("iterator", "over", "reason")
 
-    def __init__(self, iterator: Any, over: str) -> None:
-        self.iterator, self.over = iterator, over
+    def __init__(self, iterator: Any, over: str, reason: str) -> None:
+        self.iterator, self.over, self.reason = iterator, over, reason
 
     @property
     def native(self) -> type:  # type: ignore[override]

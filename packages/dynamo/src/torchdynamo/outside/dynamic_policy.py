@@ -10,6 +10,7 @@ from torch import nn
 
 from primtorch.schemas import UserFrame
 from torchdynamo.outside.loops import KnownLoops
+from torchdynamo.schemas import RoundByRound
 from torchdynamo.size_marks import SizeKind, size_marks
 from torchdynamo.sources import Source, TensorSize, TensorStride
 
@@ -36,6 +37,7 @@ class DynamicPolicy:
         varied: what of the kind is handed on by a part of the program that has ended for any length.
         loops: those whose number of rounds is guarded in a version.
         in_rounds: the function is the rest of another one, behind a break, where loops go round by round.
+        round_by_round: says of modules that a loop goes over whether the graph ends at its head.
         guards_floats: C code that needs a float gets it guarded: no break would do.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
@@ -56,6 +58,7 @@ class DynamicPolicy:
     varied: frozenset[Source] = frozenset()
     loops: KnownLoops = field(default_factory=dict)
     in_rounds: bool = False
+    round_by_round: RoundByRound | None = None
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         """The dims of an input whose sizes become symbols."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import ShapeEnv
@@ -37,6 +38,7 @@ from torchdynamo.outside.growing_lists import (
     refuse_growing,
 )
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.schemas import RoundByRound
 
 # What is known of loops: for each, the values that the numbers had which its rounds depend on, in a version each.
 KnownLoops = Mapping[SourcePlace, Set[tuple[object, ...]]]
@@ -70,6 +72,7 @@ class Loops:
         known: of earlier captures.
         fixed: those whose number of rounds is guarded in this one, in the same form.
         frames: those of the interpreter.
+        round_by_round: says of modules that a loop goes over whether the graph ends at its head.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Loops:
         self._in_rounds = in_rounds
         self._env = env
         self.frames: Sequence[FrameState] = ()
+        self.round_by_round: RoundByRound | None = None
         self._lengths: set[str] = set()  # symbols that are the lengths of what there is a version for
         self._asked: dict[tuple[FrameState, SourcePlace], set[str]] = {}
 
@@ -113,10 +117,17 @@ class Loops:
         table = _table(obj)
         if isinstance(table, GROWING) and table.ends:
             return self._rounds(begin, obj, f"the {type(table).__name__} at {table.source.expression()}")
+        if self.round_by_round is not None and begin is iter and type(obj) in _HOLD_MODULES:
+            modules = list(obj)
+            if modules and all(isinstance(one, nn.Module) for one in modules) and self.round_by_round(modules):
+                kind = type(modules[0]).__qualname__
+                return self._rounds(begin, obj, f"{len(modules)} modules ({kind})", "repeated_modules")
         return obj
 
-    def _rounds(self, begin: Callable[[Any], object], obj: object, over: str) -> Rounds:
-        return Rounds(Start(begin, obj, lambda start: self.refuse(Rounds(start, over))), over)
+    def _rounds(
+        self, begin: Callable[[Any], object], obj: object, over: str, reason: str = "loop_of_each_length"
+    ) -> Rounds:
+        return Rounds(Start(begin, obj, lambda start: self.refuse(Rounds(start, over, reason))), over, reason)
 
     def refuse(self, rounds: Rounds) -> NoReturn:
         """The next of its items is asked for. That is a round where a loop of a function asks: of a generator, and of C
@@ -127,7 +138,7 @@ class Loops:
             table = _table(whole.iterable)
             if isinstance(table, GROWING):
                 raise table.refusal()
-        raise BreakGraph("loop_of_each_length", f"the next round of a loop over {rounds.over}")
+        raise BreakGraph(rounds.reason, f"the next round of a loop over {rounds.over}")
 
     def _is_long(self, tensor: FakeTensor) -> bool:
         """Whether a tensor has another number of rows at each call."""
@@ -229,5 +240,6 @@ def can_be_written(condition: object) -> bool:
 
 
 _NUMBERS = ({torch.SymInt}, {torch.SymInt, int})  # types of those of a range that are others at each call
+_HOLD_MODULES = frozenset({type({}.values()), list, tuple})  # of a ModuleList, a Sequential, a part of one
 _ITERATES = (enumerate, zip, map, filter, iter)
 _WHILE = "the next round of a loop that lasts as long as a number says"
