@@ -313,9 +313,11 @@ def explain(model: Callable[..., object]) -> Callable[..., torchdynamo.Explanati
     the backward is cut as well, and why there.
     """
     if isinstance(model, torch.nn.Module):
-        return torchdynamo.explain(original_of(model), explain_stages)
-    written = model.function if isinstance(model, torchdynamo.CompiledCallable) else model
-    return torchdynamo.explain(written, explain_stages)
+        written: Callable[..., object] = original_of(model)
+    else:
+        written = model.function if isinstance(model, torchdynamo.CompiledCallable) else model
+    options = CaptureOptions(round_by_round=_round_by_round(CompileOptions()))
+    return torchdynamo.explain(written, explain_stages, options)
 
 
 def list_backends(exclude_tags: Iterable[str] | None = None) -> list[str]:

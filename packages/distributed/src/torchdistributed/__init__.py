@@ -13,7 +13,7 @@ from torchdistributed.replicas import (
     reducer_plan,
     stages_for,
 )
-from torchdistributed.rounds import ReplicaRounds, form_of
+from torchdistributed.rounds import ReplicaRounds
 from torchdistributed.simulate import Link, Part, Span, Timeline
 from torchdistributed.simulate import replicas as simulate_replicas
 from torchdistributed.simulate import shards as simulate_shards
@@ -39,7 +39,6 @@ __all__ = [
     "agreed",
     "assign_pieces",
     "collectives_of",
-    "form_of",
     "is_parameter",
     "parameter_infos",
     "plan",

@@ -12,12 +12,12 @@ _TITLE = "Backward in stages: the reducer sends a bucket while the next stage ru
 _HEAD = ["graph", "stage", "bucket", "parameters", "bytes", "why it ends there"]
 
 
-def explain_stages(found: Explanation, inputs: Sequence[object]) -> None:
-    """Adds the stages of the last graph's backward, where the forward of DistributedDataParallel is running."""
+def explain_stages(found: Explanation, number: int, inputs: Sequence[object]) -> None:
+    """Adds the stages of the backward of a graph that is run, where the forward of DistributedDataParallel is running."""
     replicated = active_replica()
     if replicated is None or not any(map(is_parameter, inputs)):
         return
-    plan, number = reducer_plan(replicated), len(found.graphs) - 1
+    plan = reducer_plan(replicated)
     held = stage_parameters(plan, inputs)
     rows = [
         [

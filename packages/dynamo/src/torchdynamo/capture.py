@@ -27,6 +27,7 @@ from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.growing_lists import ItemsVary, ReadWhole
+from torchdynamo.outside.loops import Unrolled
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import (
     BreakGraph,
@@ -126,6 +127,11 @@ class GoesUnread:
     source: Source
 
 
+@dataclass(frozen=True, slots=True)
+class Unrolls:
+    """Loops have to be captured with all their rounds, where none has to be compiled for itself."""
+
+
 Ending = (
     GoesUnread
     | AsksNumber
@@ -137,6 +143,7 @@ Ending = (
     | HasToCut
     | HasToBegin
     | ReadsWhole
+    | Unrolls
     | Raised
 )
 
@@ -262,6 +269,8 @@ def interpret(
             capture.ending = AsksNumber(error.places, error.as_size)
         except TextNeeded as error:
             capture.ending = _without_text(error, policy.in_rounds, outside)
+        except Unrolled:
+            capture.ending = Unrolls()
         except ItemsVary as error:
             capture.ending = GoesUnread(error.source)
         except ReadWhole as error:

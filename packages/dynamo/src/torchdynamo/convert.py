@@ -42,6 +42,7 @@ from torchdynamo.capture import (
     HasToRaise,
     Raised,
     ReadsWhole,
+    Unrolls,
     interpret,
 )
 from torchdynamo.emit.codegen import GIVEN, Codegen, parameter_name
@@ -314,6 +315,9 @@ def _capture_and_generate(
                 state.breaks_at_data, depth = True, None
                 continue
             depth = len(capture.ending.frames) - 1 if isinstance(capture.ending, Stopped) else 0
+            if depth < 1 and _unrolls_instead(state, capture.ending):
+                directions, depth = Directions(refused_leaf=directions.refused_leaf), None
+                continue
             if depth < 1:  # else the innermost frame runs for real, and is captured on its own
                 return state.no_graph(GraphBreak(error.reason, error.detail, state.frames()))
 
@@ -363,6 +367,8 @@ def _capture(
             case GoesUnread(source=source):
                 state.changed.add(source)
                 state.varied.add(source)
+            case Unrolls():
+                state.whole_rounds, told = True, told.to_the_end()
             case ReadsWhole(source=source, length=length):
                 whole.add(source)
                 state.read_lengths.setdefault(source, set()).add(length)
@@ -392,7 +398,9 @@ def _capture(
                     state.guards_floats, told = True, told.to_the_end()
                     continue
                 told = _stopping(state, broke, depth, told)
-                if not told.stop_at:
+                if not told.stop_at and _unrolls_instead(state, broke):
+                    told = told.to_the_end()
+                elif not told.stop_at:
                     assert told.reason is not None
                     return state.no_graph(told.reason)
     raise InternalError("capture did not settle on a place to break")
@@ -407,6 +415,14 @@ def _stopping(state: Function, broke: Broke, depth: int | None, told: Directions
     if state.options.fullgraph or (broke.is_error and not refused):
         raise Unsupported(describe(reason))
     return replace(told, stop_at=broke.path[: _depth(state, broke) if depth is None else depth], reason=reason)
+
+
+def _unrolls_instead(state: Function, ended: Broke | Stopped) -> bool:
+    """Where a graph cannot end at the head of a loop over modules, which it does not have to, all rounds are its."""
+    if state.whole_rounds or ended.graph_break.reason != "repeated_modules":
+        return False
+    state.whole_rounds = True
+    return True
 
 
 def _depth(state: Function, broke: Broke) -> int:

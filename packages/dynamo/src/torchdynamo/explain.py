@@ -3,6 +3,7 @@ a compiled function does not serve a call."""
 
 from __future__ import annotations
 
+import functools
 import html
 import types
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import guard_rows
 from torchdynamo.interpreter.frame import CODES
 from torchdynamo.reasons import REASONS
-from torchdynamo.schemas import GraphBreak, Guard
+from torchdynamo.schemas import CaptureOptions, GraphBreak, Guard
 from torchdynamo.sources import Scope
 
 Section = tuple[str, list[str], list[list[str]]]  # title, head, rows
@@ -154,14 +155,17 @@ def _places(frames: Sequence[UserFrame]) -> str:
 
 
 def explain(
-    function: Callable[..., object], told: Callable[[Explanation, list[object]], None] | None = None
+    function: Callable[..., object],
+    told: Callable[[Explanation, int, Sequence[object]], None] | None = None,
+    options: CaptureOptions | None = None,
 ) -> Callable[..., Explanation]:
     """`explain(f)(*args)` runs the call with every graph executed as it was captured, and tells what was captured.
 
     It goes the way of `optimize(backend)(f)(*args)` with a back end that runs graphs as they are.
 
     Args:
-        told: called for each graph, the last of the explanation's, with its inputs; what it has to say goes to `more`.
+        told: called at each run of a graph, with its number and its inputs; what it has to say goes to `more`.
+        options: of the capture.
     """
 
     def run(*args: object, **kwargs: object) -> Explanation:
@@ -169,11 +173,15 @@ def explain(
 
         def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
             found.graphs.append(graph)
-            if told is not None:
-                told(found, inputs)
-            return graph.forward
+            return graph.forward if told is None else functools.partial(run_told, len(found.graphs) - 1, graph)
 
-        compiled = optimize(backend)(function)
+        def run_told(number: int, graph: fx.GraphModule, *inputs: object) -> Sequence[object]:
+            assert told is not None
+            told(found, number, inputs)
+            given: Sequence[object] = graph.forward(*inputs)
+            return given
+
+        compiled = optimize(backend, options=options)(function)
         found.result = compiled(*args, **kwargs)
         owner = owner_of(compiled)
         found.breaks += owner.stats.break_details

@@ -23,7 +23,7 @@ from torchdynamo.graph.jagged import stands_for_one
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.iterators import Rounds, Start
 from torchdynamo.interpreter.loop_tests import SourcePlace, loop_tests, place_of
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
+from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject
 from torchdynamo.interpreter.state import FrameState
 from torchdynamo.outside.growing_lists import (
     GROWING,
@@ -42,6 +42,10 @@ from torchdynamo.schemas import RoundByRound
 
 # What is known of loops: for each, the values that the numbers had which its rounds depend on, in a version each.
 KnownLoops = Mapping[SourcePlace, Set[tuple[object, ...]]]
+
+
+class Unrolled(Escape):
+    """What would be a round of its own is not the program's: the rounds of such loops stay in one graph."""
 
 
 class OpenRange(InterpreterObject):
@@ -135,6 +139,8 @@ class Loops:
         frame, whole = self.frames[-1], rounds.iterator
         of_loop = dis.opname[frame.decoded.opcodes[frame.index - 1]] == "FOR_ITER"
         if not (of_loop and frame.function.__code__.co_flags & inspect.CO_GENERATOR == 0) and isinstance(whole, Start):
+            if rounds.reason == "repeated_modules":
+                raise Unrolled
             table = _table(whole.iterable)
             if isinstance(table, GROWING):
                 raise table.refusal()
