@@ -259,3 +259,28 @@ def test_gradients_come_in_the_order_that_was_asked_for(trial: int) -> None:
         loss.backward()  # type: ignore[union-attr]
         assert came == places, (seed, stages, outputs)
         came.clear()
+
+
+def test_a_gradient_that_is_an_earlier_one_repeated_is_dense() -> None:
+    """It is a copy in the later stage, since the earlier one belongs to others by then: of no place twice."""
+    layouts: list[list[tuple[int, ...]]] = []
+
+    def compiler(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
+        copies = [node for node in results if getattr(node, "target", None) is torch.ops.aten.clone.default]
+        layouts.append([tuple(node.meta["val"].stride()) for node in copies])
+        return run_graph(graph, inputs)
+
+    def program(x: torch.Tensor, a: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        return [((x.sum(0) + torch.tanh(a)) @ weight).sin()]
+
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((5, 3, 6), (3, 6), (6, 6))]
+        more: dict[str, Any] = {"bw_compiler": compiler, "decompositions": "prims", "stages": [[2], [1]]}
+        call: Any = aot_module(program, inputs, fw_compiler=run_graph, **more) if compiled else program
+        call(*inputs)[0].sum().backward()
+        results.append([t.grad for t in inputs])
+    torch.testing.assert_close(results[1], results[0])
+    assert layouts == [[], [], [(18, 6, 1)]]

@@ -18,7 +18,7 @@ import torchcompile
 import torchdynamo
 
 DEPTH, LEAST = 6, 4
-OPTIONS = {"replicated_rounds": LEAST, "eager_random": True}
+OPTIONS = {"replicated_rounds": LEAST, "eager_random": True, "precision": "eager"}
 
 
 class Block(nn.Module):

@@ -11,6 +11,7 @@ from torch import fx
 from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import SymbolSource
 from primtorch.fake import FakeMode
+from primtorch.layout import dense_like
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
@@ -122,6 +123,12 @@ def _uncarried_symbols(values: Sequence[object]) -> list[tuple[SymbolSource, tor
     if needed - carried:
         raise InvalidJoint(f"no input gives the value of the symbols {sorted(needed - carried)}")
     return found
+
+
+def spec_of_clone(value: torch.Tensor | TensorSpec) -> TensorSpec:
+    """What a clone of the value is: dense, in the order of its memory, also where its elements share a place."""
+    shape = tuple(value.shape)
+    return TensorSpec(shape, dense_like(shape, tuple(value.stride())), value.dtype, value.device)
 
 
 def dense_spec(value: torch.Tensor | TensorSpec) -> TensorSpec:

@@ -12,12 +12,10 @@ from torch.fx.node import Argument
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
 from aotautograd.gradients import symbols_of
-from aotautograd.inputs import sizes_of
+from aotautograd.inputs import sizes_of, spec_of_clone
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
-from primtorch.layout import dense_like
 from primtorch.memory import memory_of
-from primtorch.spec import TensorSpec
 from primtorch.symbolic import depends_on_data, expr_of, hint_of, materialize, shape_env_of
 
 aten = torch.ops.aten
@@ -260,13 +258,6 @@ def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node], nam
     return [n for n in symbol_nodes if n in direct or str(n.meta["val"]) in names]
 
 
-def _copied(node: fx.Node) -> TensorSpec:
-    """What a clone of the value is: dense, in the order of its memory, also where its elements share a place."""
-    val = node.meta["val"]
-    shape = tuple(val.shape)
-    return TensorSpec(shape, dense_like(shape, tuple(val.stride())), val.dtype, val.device)
-
-
 def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],
@@ -288,7 +279,7 @@ def extract(
         new = graph.placeholder(node.name)
         new.meta.update(node.meta)
         if count is None and node in copies:
-            new.meta["val"] = _copied(node)
+            new.meta["val"] = spec_of_clone(node.meta["val"])
         env[node] = new
     for node in module.graph.nodes:
         if node in needed and node not in env and node.op not in ("placeholder", "output"):
@@ -301,7 +292,7 @@ def extract(
         result = env[value]
         if count is not None and i >= count and value in copies:
             result = graph.call_function(aten.clone.default, (result,))
-            result.meta.update(value.meta, val=_copied(value))
+            result.meta.update(value.meta, val=spec_of_clone(value.meta["val"]))
         results.append(result)
     graph.output(tuple(results))
     eliminate_dead_code(graph)

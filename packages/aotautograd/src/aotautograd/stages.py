@@ -18,6 +18,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.events import tell_not_cut
+from aotautograd.inputs import spec_of_clone
 from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import Compiled, Compiler, GradientInfo
 from primtorch.memory import memory_of, viewed
@@ -133,6 +134,7 @@ class _Cutting:
         self.body = [n for n in self.place if n.op not in ("placeholder", "get_attr", "output")]
         self.costless = {n for n in self.body if viewed(n) is not None or isinstance(_value(n), _NUMBERS)}
         self.effects = [n for n in self.body if has_effect(n)]
+        self.copied: set[fx.Node] = set()  # of what crosses from one stage to the next: it is a result as well
         self.effect_before = dict(zip(self.effects[1:], self.effects, strict=False))  # they stay in order
 
     def free(self, node: fx.Node) -> bool:
@@ -220,6 +222,8 @@ class _Cutting:
         for node in (*numbers, *tensors, *given):
             env[node] = graph.placeholder(node.name)
             env[node].meta = dict(node.meta)
+            if node in self.copied:
+                env[node].meta["val"] = spec_of_clone(node.meta["val"])
         for node in self.in_order((*part, *(n for n in needed if n.op == "get_attr"))):
             env[node] = graph.node_copy(node, env.__getitem__)
         own = {node for _, node in returned}
@@ -228,6 +232,7 @@ class _Cutting:
             _copied(graph, env[n]) if self.owner.get(memory_of(n), stage) < stage else env[n] for _, n in returned
         ]
         kept = [_copied(graph, env[n]) if n in held else env[n] for n in carried]
+        self.copied |= held.intersection(carried)
         graph.output((*results, *kept))
         module = _LazyGraphModule(self.module, graph, f"BackwardStage{stage}")
         made_by(module, "cut into stages", self.module)
@@ -254,7 +259,7 @@ def _symbols(node: fx.Node) -> set[str]:
 
 def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
     copy = graph.call_function(aten.clone.default, (node,))
-    copy.meta.update(node.meta)
+    copy.meta.update(node.meta, val=spec_of_clone(node.meta["val"]))
     return copy
 
 
