@@ -66,6 +66,7 @@ CASES: dict[str, Case] = {}
 ELSEWHERE = {
     "backward_not_cut": "packages/aotautograd/tests/test_aotautograd_stages.py",
     "distributed": "packages/compile/tests/test_compile_distributed.py",
+    "repeated_modules": "packages/compile/tests/test_compile_replica_rounds.py",
     "not_in_artifact": "packages/compile/tests/test_compile_artifacts.py",
     "eager_is_faster": "packages/compile/tests/test_compile_never_slower.py",
     "not_verified": "packages/compile/tests/test_compile_faults.py",

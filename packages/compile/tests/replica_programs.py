@@ -154,7 +154,7 @@ def _nothing(model: Any) -> None:
     pass
 
 
-def _twice(state: list[int], bucket: Any) -> Any:
+def twice(state: list[int], bucket: Any) -> Any:
     """Twice the sum over the ranks."""
     state.append(bucket.index())
     work = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -176,7 +176,7 @@ def _low_rank(model: Any) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-for _hook in (_twice, _in_bfloat16):  # torch asks for the types themselves
+for _hook in (twice, _in_bfloat16):  # torch asks for the types themselves
     _hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
@@ -197,7 +197,7 @@ def _step(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]
     optimizer.step()
 
 
-def _accumulated(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+def accumulated(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
     """Two batches a step; the first is not synchronised."""
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -220,14 +220,14 @@ def _kept_gradients(run: Any, model: Any, optimizer: Any, case: Replicas, found:
         optimizer.step()
 
 
-def _unequal(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+def unequal(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
     """Each rank runs out of batches before the one ahead of it."""
     with run.join():
         for step in range(STEPS - dist.get_rank()):
             _step(run, model, optimizer, case, found, step)
 
 
-def _autocast(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+def autocast(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -237,7 +237,7 @@ def _autocast(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[
         optimizer.step()
 
 
-def _evaluated(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
+def evaluated(run: Any, model: Any, optimizer: Any, case: Replicas, found: list[Any]) -> None:
     """Between steps the model is evaluated without gradients."""
     for step in range(STEPS):
         _step(run, model, optimizer, case, found, step)
@@ -336,16 +336,16 @@ CASES: Mapping[str, Replicas] = {
     "small_buckets": Replicas(settings=_SMALL),
     "unused": Replicas(Branches, lambda step: (step % 2 == 1,), {"find_unused_parameters": True}),
     "unused_small": Replicas(Branches, lambda step: (step % 2 == 1,), {"find_unused_parameters": True, **_SMALL}),
-    "no_sync": Replicas(settings=_SMALL, train=_accumulated),
-    "no_sync_views": Replicas(settings={**_SMALL, "gradient_as_bucket_view": True}, train=_accumulated),
+    "no_sync": Replicas(settings=_SMALL, train=accumulated),
+    "no_sync_views": Replicas(settings={**_SMALL, "gradient_as_bucket_view": True}, train=accumulated),
     "kept_gradients": Replicas(settings={"gradient_as_bucket_view": True}, train=_kept_gradients),
-    "join": Replicas(settings=_SMALL, train=_unequal),
-    "join_unused": Replicas(Branches, lambda s: (s % 2 == 1,), {"find_unused_parameters": True}, train=_unequal),
-    "autocast": Replicas(settings=_SMALL, train=_autocast, dtype=torch.float32),
+    "join": Replicas(settings=_SMALL, train=unequal),
+    "join_unused": Replicas(Branches, lambda s: (s % 2 == 1,), {"find_unused_parameters": True}, train=unequal),
+    "autocast": Replicas(settings=_SMALL, train=autocast, dtype=torch.float32),
     "views": Replicas(settings={"gradient_as_bucket_view": True}),
     "half_hook": Replicas(prepare=lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_hook)),
     "bfloat16_hook": Replicas(prepare=lambda m: m.register_comm_hook(None, _in_bfloat16)),
-    "user_hook": Replicas(settings=_SMALL, prepare=lambda m: m.register_comm_hook([], _twice)),
+    "user_hook": Replicas(settings=_SMALL, prepare=lambda m: m.register_comm_hook([], twice)),
     "static": Replicas(settings={"static_graph": True, **_SMALL}),
     "static_checkpointed": Replicas(Checkpointed, settings={"static_graph": True}),
     "checkpointed": Replicas(Checkpointed, settings=_SMALL),
@@ -356,7 +356,7 @@ CASES: Mapping[str, Replicas] = {
     "own_buffers": Replicas(Normed, settings={"broadcast_buffers": False}),
     "outputs": Replicas(Outputs, lambda step: (1.0 + step,), {"find_unused_parameters": True}),
     "broken": Replicas(Broken, settings=_SMALL),
-    "evaluated": Replicas(Normed, settings=_SMALL, train=_evaluated),
+    "evaluated": Replicas(Normed, settings=_SMALL, train=evaluated),
     "scaled": Replicas(settings=_SMALL, train=_scaled),
     "interrupted": Replicas(settings=_SMALL, train=_interrupted),
     "unused_by_rank": Replicas(Branches, lambda s: ((s + dist.get_rank()) % 2 == 1,), {"find_unused_parameters": True}),
@@ -380,7 +380,7 @@ def _outer(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
 def _in_place(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
     """Each part of the model is compiled for itself."""
     torchcompile.compile_in_place(*(m for m in model.modules() if isinstance(m, nn.Linear)), backend=backend)
-    return _eager(model, settings, backend)
+    return eager(model, settings, backend)
 
 
 def _inner(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
@@ -388,7 +388,7 @@ def _inner(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
     return replicated, replicated
 
 
-def _eager(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
+def eager(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
     replicated = DistributedDataParallel(model, **settings)
     return replicated, replicated
 
@@ -402,7 +402,7 @@ def before(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
     compiled = torchcompile.compile(model, backend=backend)
     first = next(model.parameters())
     compiled(torch.zeros(2, first.shape[1], dtype=first.dtype))
-    return _eager(compiled, settings, backend)
+    return eager(compiled, settings, backend)
 
 
 WRAPPINGS = {"outer": _outer, "inner": _inner}
@@ -410,7 +410,7 @@ INDUCTOR = ("plain", "unused_small", "no_sync_views", "autocast", "user_hook", "
 PARTS = ("small_buckets", "unused", "checkpointed")  # with their parts compiled one by one, too
 
 
-def _trained(case: Replicas, wrap: Any, backend: str) -> list[Any]:
+def trained(case: Replicas, wrap: Any, backend: str) -> list[Any]:
     """Losses and gradients of each step, then the parameters, buffers and the optimizer's state."""
     torchcompile.reset()
     torch.manual_seed(0)
@@ -434,11 +434,11 @@ def trains_as_eager(name: str, backend: str) -> dict[str, dict[str, int]]:
     """Both wrappings give what eager gives; how often each event is in the ledger, by wrapping."""
     warnings.simplefilter("ignore")
     case = CASES[name]
-    expected = _trained(case, _eager, backend)
+    expected = trained(case, eager, backend)
     events: dict[str, dict[str, int]] = {}
     wrappings = WRAPPINGS if name not in PARTS else {**WRAPPINGS, "parts": _in_place, "both": _both}
     for wrapping, wrap in wrappings.items():
-        found = _trained(case, wrap, backend)
+        found = trained(case, wrap, backend)
         report = torchcompile.report()
         assert report.captured > 0 or report.ran_eagerly
         counts: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from torchdistributed.replicas import (
     reducer_plan,
     stages_for,
 )
-from torchdistributed.rounds import ReplicaRounds
+from torchdistributed.rounds import ReplicaRounds, forms
 from torchdistributed.simulate import Link, Part, Span, Timeline
 from torchdistributed.simulate import replicas as simulate_replicas
 from torchdistributed.simulate import shards as simulate_shards
@@ -39,6 +39,7 @@ __all__ = [
     "agreed",
     "assign_pieces",
     "collectives_of",
+    "forms",
     "is_parameter",
     "parameter_infos",
     "plan",

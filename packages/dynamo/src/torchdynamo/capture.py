@@ -129,7 +129,9 @@ class GoesUnread:
 
 @dataclass(frozen=True, slots=True)
 class Unrolls:
-    """Loops have to be captured with all their rounds, where none has to be compiled for itself."""
+    """What is begun at a place over modules has to be captured with all its rounds, as none has to be of its own."""
+
+    place: tuple[UserFrame, ...]
 
 
 Ending = (
@@ -269,8 +271,8 @@ def interpret(
             capture.ending = AsksNumber(error.places, error.as_size)
         except TextNeeded as error:
             capture.ending = _without_text(error, policy.in_rounds, outside)
-        except Unrolled:
-            capture.ending = Unrolls()
+        except Unrolled as error:
+            capture.ending = Unrolls(error.place)
         except ItemsVary as error:
             capture.ending = GoesUnread(error.source)
         except ReadWhole as error:

@@ -367,8 +367,9 @@ def _capture(
             case GoesUnread(source=source):
                 state.changed.add(source)
                 state.varied.add(source)
-            case Unrolls():
-                state.whole_rounds, told = True, told.to_the_end()
+            case Unrolls(place=place):
+                state.unrolled.add(place)
+                told = told.to_the_end()
             case ReadsWhole(source=source, length=length):
                 whole.add(source)
                 state.read_lengths.setdefault(source, set()).add(length)

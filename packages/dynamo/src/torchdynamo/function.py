@@ -178,6 +178,7 @@ class Function:
     read_lengths: dict[Source, set[int]] = field(default_factory=dict)  # of what was read whole, once it varied
     varied: set[Source] = field(default_factory=set)  # what it is handed by code in front of it, for any length
     whole_rounds: bool = False  # loops over modules stay in one graph
+    unrolled: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks where what goes over modules does
     unrolls: bool = False  # loops and lists have a version for each length, since no graph can end there
     sizes: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is taken that is a size
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
@@ -362,6 +363,7 @@ class Function:
             varied=frozenset() if self.unrolls else frozenset(self.varied),
             loops={} if ends is None else ends.loops,
             round_by_round=None if ends is None or self.whole_rounds else self.options.round_by_round,
+            unrolled=frozenset(self.unrolled),
             in_rounds=nested is not None and nested.in_rounds and origin_of(self.function) is not None,
         )
 

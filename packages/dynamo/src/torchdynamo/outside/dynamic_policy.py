@@ -38,6 +38,7 @@ class DynamicPolicy:
         loops: those whose number of rounds is guarded in a version.
         in_rounds: the function is the rest of another one, behind a break, where loops go round by round.
         round_by_round: says of modules that a loop goes over whether the graph ends at its head.
+        unrolled: the user's stacks where it does not end at the head of such a loop all the same.
         guards_floats: C code that needs a float gets it guarded: no break would do.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
@@ -59,6 +60,7 @@ class DynamicPolicy:
     loops: KnownLoops = field(default_factory=dict)
     in_rounds: bool = False
     round_by_round: RoundByRound | None = None
+    unrolled: frozenset[tuple[UserFrame, ...]] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         """The dims of an input whose sizes become symbols."""

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from primtorch.fake import FakeTensor
+from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.symbolic.relation import Connective, Relation
 from torchdynamo.graph.jagged import stands_for_one
@@ -45,7 +46,11 @@ KnownLoops = Mapping[SourcePlace, Set[tuple[object, ...]]]
 
 
 class Unrolled(Escape):
-    """What would be a round of its own is not the program's: the rounds of such loops stay in one graph."""
+    """What would be a round is none of a function's own: all that begins at `place` stays in one graph."""
+
+    def __init__(self, place: tuple[UserFrame, ...]) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 class OpenRange(InterpreterObject):
@@ -77,6 +82,7 @@ class Loops:
         fixed: those whose number of rounds is guarded in this one, in the same form.
         frames: those of the interpreter.
         round_by_round: says of modules that a loop goes over whether the graph ends at its head.
+        unrolled: the user's stacks where it does not all the same.
     """
 
     def __init__(
@@ -86,17 +92,20 @@ class Loops:
         env: ShapeEnv,
         length_of: Callable[[Any], int | torch.SymInt],
         lookup: Callable[[object], Any],
+        user_frames: Callable[[], tuple[UserFrame, ...]],
     ) -> None:
         """
         in_rounds: a round may be going on where the function begins.
         """
         self.known = known
-        self._length_of, self._lookup = length_of, lookup
+        self._length_of, self._lookup, self._user_frames = length_of, lookup, user_frames
         self.fixed: dict[SourcePlace, set[tuple[object, ...]]] = {}
         self._in_rounds = in_rounds
         self._env = env
         self.frames: Sequence[FrameState] = ()
         self.round_by_round: RoundByRound | None = None
+        self.unrolled: Set[tuple[UserFrame, ...]] = frozenset()
+        self._begun: dict[int, tuple[Start, tuple[UserFrame, ...]]] = {}  # what begins loops over modules, and where
         self._lengths: set[str] = set()  # symbols that are the lengths of what there is a version for
         self._asked: dict[tuple[FrameState, SourcePlace], set[str]] = {}
 
@@ -109,6 +118,7 @@ class Loops:
         """Lets go of the frames."""
         self.frames = ()
         self._asked.clear()
+        self._begun.clear()
 
     # -- iteration --------------------------------------------------------------------------
 
@@ -122,11 +132,20 @@ class Loops:
         if isinstance(table, GROWING) and table.ends:
             return self._rounds(begin, obj, f"the {type(table).__name__} at {table.source.expression()}")
         if self.round_by_round is not None and begin is iter and type(obj) in _HOLD_MODULES:
-            modules = list(obj)
-            if modules and all(isinstance(one, nn.Module) for one in modules) and self.round_by_round(modules):
-                kind = type(modules[0]).__qualname__
-                return self._rounds(begin, obj, f"{len(modules)} modules ({kind})", "repeated_modules")
+            return self._over_modules(obj)
         return obj
+
+    def _over_modules(self, obj: Any) -> Any:
+        modules, place = list(obj), self._user_frames()
+        if not modules or place in self.unrolled or not all(isinstance(module, nn.Module) for module in modules):
+            return obj
+        assert self.round_by_round is not None
+        if not self.round_by_round(modules):
+            return obj
+        over = f"{len(modules)} modules ({type(modules[0]).__qualname__})"
+        rounds = self._rounds(iter, obj, over, "repeated_modules")
+        self._begun[id(rounds.iterator)] = rounds.iterator, place
+        return rounds
 
     def _rounds(
         self, begin: Callable[[Any], object], obj: object, over: str, reason: str = "loop_of_each_length"
@@ -139,8 +158,8 @@ class Loops:
         frame, whole = self.frames[-1], rounds.iterator
         of_loop = dis.opname[frame.decoded.opcodes[frame.index - 1]] == "FOR_ITER"
         if not (of_loop and frame.function.__code__.co_flags & inspect.CO_GENERATOR == 0) and isinstance(whole, Start):
-            if rounds.reason == "repeated_modules":
-                raise Unrolled
+            if id(whole) in self._begun:
+                raise Unrolled(self._begun[id(whole)][1])
             table = _table(whole.iterable)
             if isinstance(table, GROWING):
                 raise table.refusal()

@@ -103,8 +103,9 @@ class Outside:
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.floats = FloatsForC(self.shape_env, dynamic.guards_floats, lambda: bool(self.recorder.regions.open))
         self.arrays = ArrayWorld(self.recorder, self.externals.arrays, self.adopt, self.ambient)
-        self.loops = Loops(dynamic.loops, dynamic.in_rounds, self.shape_env, self.length_of, self.externals.lookup)
-        self.loops.round_by_round = dynamic.round_by_round
+        lookup = self.externals.lookup
+        self.loops = Loops(dynamic.loops, dynamic.in_rounds, self.shape_env, self.length_of, lookup, user_frames)
+        self.loops.round_by_round, self.loops.unrolled = dynamic.round_by_round, dynamic.unrolled
         self.symbol_sources: dict[str, Source] = {}
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)

@@ -1,0 +1,115 @@
+"""Deep models under DistributedDataParallel: a round of a loop over layers is compiled once, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import replica_programs
+import round_programs
+import torch
+import torch.distributed as dist
+from processes import AVAILABLE, Processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torchcompile
+
+pytestmark = [
+    pytest.mark.skipif(not AVAILABLE, reason="needs gloo"),
+    pytest.mark.expected_eager("repeated_modules", "distributed"),
+]
+
+_OF_WRAPPINGS = {"distributed", "library_code", "recompiled"}
+_QUICK = ("small_buckets", "numbered", "part", "checkpointed", "buffered", "skipped", "comprehended", "no_sync_views")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Processes]:
+    with Processes(2) as processes:
+        yield processes
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    torchcompile.reset()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in round_programs.CASES]
+)
+def test_deep_replicas(pair: Processes, name: str, backend: str) -> None:
+    for told in pair.run(round_programs.trains_as_eager, name, backend, timeout=120):
+        for kinds in told.values():
+            assert kinds - _OF_WRAPPINGS == round_programs.CASES[name][1]
+
+
+def test_more_layers_take_no_more_captures(alone: None) -> None:
+    assert round_programs.compiled_for(5) == round_programs.compiled_for(11)
+    assert round_programs.compiled_for(5)[2] == {"repeated_modules"}
+
+
+@pytest.mark.parametrize("options", [{"replicated_rounds": 0}, {"replicated_rounds": 12}, {"cuda_graphs": True}, {}])
+def test_who_wants_one_graph_has_one(alone: None, options: dict[str, int]) -> None:
+    captured, _, told = round_programs.compiled_for(11, **options)
+    assert (captured == 1) == bool(options) and ("repeated_modules" in told) == (not options)
+
+
+def test_a_whole_graph_where_breaks_are_errors(alone: None) -> None:
+    model = torchcompile.compile(round_programs.Deep(), fullgraph=True, options=round_programs.OPTIONS)
+    run = DistributedDataParallel(model)
+    for _ in range(3):
+        run(torch.ones(2, 6)).sum().backward()
+    assert torchcompile.report().captured == 1
+
+
+def test_without_a_replica_or_gradients_a_loop_is_one_graph(alone: None) -> None:
+    model = torchcompile.compile(round_programs.Deep(), options=round_programs.OPTIONS)
+    model(torch.ones(2, 6)).sum().backward()
+    with torch.no_grad():
+        DistributedDataParallel(model)(torch.ones(2, 6))
+    report = torchcompile.report()
+    assert report.captured == 2 and {event.kind.id for event in report.events} == {"recompiled"}
+
+
+@pytest.mark.expected_eager("distributed", "c_function", "unsupported_read", "repeated_modules")
+def test_an_explanation_tells_of_each_round(alone: None) -> None:
+    class Many(round_programs.Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(round_programs.Block(i) for i in range(40))
+
+    model = DistributedDataParallel(Many(), bucket_cap_mb=1.5e-4)
+    found = torchcompile.explain(model)(torch.ones(2, 6))
+    rows = {title: rows for title, _, rows in found.sections()}
+    stages = next(rows for title, rows in rows.items() if title.startswith("Backward in stages"))
+    named = sorted(name for row in stages for name in row[3].split(", "))
+    assert named == sorted(name for name, _ in model.module.named_parameters())
+    assert len(found.graphs) == 3 and {row[0] for row in stages} == {"0", "1", "2"}
+
+
+def test_experts_of_a_layer_are_no_layers(alone: None) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts, self.rest = nn.ModuleList(nn.Linear(6, 6) for _ in range(5)), nn.Linear(6, 600)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rest(sum(expert(x) for expert in self.experts) + self._one_by_one(x))
+
+        def _one_by_one(self, x: torch.Tensor) -> torch.Tensor:
+            for expert in self.experts:
+                x = x + expert(x)
+            return x
+
+    DistributedDataParallel(torchcompile.compile(Experts(), options=round_programs.OPTIONS))(torch.ones(2, 6))
+    assert torchcompile.report().captured == 1
+
+
+def test_how_many_is_a_number() -> None:
+    with pytest.raises(torchcompile.errors.InvalidArgument, match="number of modules"):
+        torchcompile.compile(replica_programs.Layers(), options={"replicated_rounds": -1})
