@@ -38,10 +38,12 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in round_programs.CASES]
-)
+_RUNS = [(name, backend) for name in round_programs.CASES for backend in ("aot_eager", "inductor")]
+_RUNS.remove(("autocast", "inductor"))  # which adds up a backward's bfloat16 otherwise, with rounds and without
+_SLOW = [pytest.param(*run, marks=pytest.mark.slow) for run in _RUNS if run[0] not in _QUICK or run[1] == "inductor"]
+
+
+@pytest.mark.parametrize(("name", "backend"), [*((name, "aot_eager") for name in _QUICK), *_SLOW])
 def test_deep_replicas(pair: Processes, name: str, backend: str) -> None:
     for told in pair.run(round_programs.trains_as_eager, name, backend, timeout=120):
         for kinds in told.values():

@@ -13,7 +13,7 @@ _HEAD = ["graph", "stage", "bucket", "parameters", "bytes", "why it ends there"]
 
 
 def explain_stages(found: Explanation, number: int, inputs: Sequence[object]) -> None:
-    """Adds the stages of the backward of a graph that is run, where the forward of DistributedDataParallel is running."""
+    """Adds the stages of the backward of a graph that a replica runs."""
     replicated = active_replica()
     if replicated is None or not any(map(is_parameter, inputs)):
         return

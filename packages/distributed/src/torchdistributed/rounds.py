@@ -4,14 +4,14 @@ A graph of all layers takes as long to compile as there are layers. Under Distri
 the ends of buckets in any case, so that little is fused over a layer's edge. Where one round is a graph of its own, all
 rounds share it, and a model of more layers takes hardly longer.
 
-That rounds may share a graph is for guards to say, at every call. Here it is foreseen: rounds that differ in what guards
-compare need a version each, of which a function has no more than its limit.
+That rounds may share a graph is for guards to say, at every call. Here it is foreseen: rounds that differ in what
+guards compare need a version each, of which a function has no more than its limit.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,8 +41,8 @@ class ReplicaRounds:
     least: int
 
     def __call__(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether these are the layers of a model that DistributedDataParallel trains now: of few forms, and with a fair
-        part of its parameters (the experts of one layer have not)."""
+        """Whether these are the layers of a model that DistributedDataParallel trains now: of few forms, and with a
+        fair part of its parameters (the experts of one layer have not)."""
         if len(modules) < self.least or not torch.is_grad_enabled():
             return False
         replicated = active_replica()
@@ -52,14 +52,15 @@ class ReplicaRounds:
         if apart > _MOST_FORMS or len(modules) - apart + 1 < self.least:
             return False
         held = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
-        return _SHARE * sum(held.values()) >= sum(parameter.numel() for parameter in replicated.module.parameters())
+        whole: int = sum(parameter.numel() for parameter in replicated.module.parameters())
+        return _SHARE * sum(held.values()) >= whole
 
 
 def forms(modules: Sequence[nn.Module]) -> int:
     """How many forms modules have. Those of one form are built alike: their classes, modes, attributes and parts, and
     the metadata of their tensors; but for ints by which they are numbered in this order. One with hooks is like no
     other."""
-    numbers: dict[Hashable, list[tuple[int, tuple[int, ...]]]] = {}
+    numbers: dict[object, list[tuple[int, tuple[int, ...]]]] = {}
     for place, module in enumerate(modules):
         form = _Form()
         form.add_module(module)
@@ -80,7 +81,7 @@ def _are_numbered(modules: Sequence[tuple[int, Sequence[int]]]) -> bool:
 class _Form:
     """What guards compare of a module, in the order of its parts, and the ints among it."""
 
-    parts: list[Hashable] = field(default_factory=list)
+    parts: list[object] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     met: dict[int, int] = field(default_factory=dict)  # by identity, in the order of their coming
 

@@ -190,6 +190,11 @@ class Capture:
         """Whether the graph would ask at the end of a call if the data were such that the program went this way."""
         return bool(self.outside.recorder.conditions.met)
 
+    @property
+    def stopped_for(self) -> str:
+        """The reason of the break at which it stopped, or nothing."""
+        return self.ending.graph_break.reason if isinstance(self.ending, Stopped) else ""
+
     def raise_to_refuse(self, stopped: Stopped) -> int:
         """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.
 

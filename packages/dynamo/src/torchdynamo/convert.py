@@ -315,7 +315,7 @@ def _capture_and_generate(
                 state.breaks_at_data, depth = True, None
                 continue
             depth = len(capture.ending.frames) - 1 if isinstance(capture.ending, Stopped) else 0
-            if depth < 1 and _unrolls_instead(state, capture.ending):
+            if depth < 1 and _unrolls_instead(state, capture.stopped_for):
                 directions, depth = Directions(refused_leaf=directions.refused_leaf), None
                 continue
             if depth < 1:  # else the innermost frame runs for real, and is captured on its own
@@ -399,7 +399,7 @@ def _capture(
                     state.guards_floats, told = True, told.to_the_end()
                     continue
                 told = _stopping(state, broke, depth, told)
-                if not told.stop_at and _unrolls_instead(state, broke):
+                if not told.stop_at and _unrolls_instead(state, broke.graph_break.reason):
                     told = told.to_the_end()
                 elif not told.stop_at:
                     assert told.reason is not None
@@ -418,9 +418,9 @@ def _stopping(state: Function, broke: Broke, depth: int | None, told: Directions
     return replace(told, stop_at=broke.path[: _depth(state, broke) if depth is None else depth], reason=reason)
 
 
-def _unrolls_instead(state: Function, ended: Broke | Stopped) -> bool:
+def _unrolls_instead(state: Function, reason: str) -> bool:
     """Where a graph cannot end at the head of a loop over modules, which it does not have to, all rounds are its."""
-    if state.whole_rounds or ended.graph_break.reason != "repeated_modules":
+    if state.whole_rounds or reason != "repeated_modules":
         return False
     state.whole_rounds = True
     return True
