@@ -236,17 +236,37 @@ class CaptureWorld(PlainWorld):
             self.store_cell(obj, value)
         elif isinstance(obj, nn.Module) and self._writes_plainly(obj, name, value):
             self.instance_set(obj, name, value)
+        elif isinstance(obj, nn.Module) and isinstance(value, torch.Tensor) and self._writes_buffer(obj, name, value):
+            if self.outside.registered(obj, name) is not value:  # else it is registered again, as by `self.buffer += 1`
+                self.setitem(self.getattr(obj, "_buffers"), name, value)
         else:
             super().setattr(obj, name, value)
 
     def _writes_plainly(self, module: nn.Module, name: str, value: object) -> bool:
         """Whether `nn.Module.__setattr__` would end in a plain write to the instance."""
         kind = type(module)
-        if kind.__setattr__ is not modules.PLAIN_SETATTR or isinstance(value, (torch.Tensor, nn.Module)):
+        if kind.__setattr__ is not modules.PLAIN_SETATTR or isinstance(value, nn.Module):
+            return False
+        if isinstance(value, torch.Tensor) and not self._is_plain_result(value):
             return False
         if is_data_descriptor(type(getattr(kind, name, None))) or self.outside.externals.lookup(module) is None:
             return False
         return self.outside.registered(module, name) is MISSING
+
+    def _writes_buffer(self, module: nn.Module, name: str, value: torch.Tensor) -> bool:
+        """Whether `nn.Module.__setattr__` would end in another tensor in the place of a buffer, or in the same one."""
+        kind = type(module)
+        plain = kind.__setattr__ is modules.PLAIN_SETATTR and kind.register_buffer is nn.Module.register_buffer
+        if not plain or is_data_descriptor(type(getattr(kind, name, None))):
+            return False
+        if not self.outside.has_buffer(module, name):
+            return False
+        return self._is_plain_result(value) or self.outside.registered(module, name) is value
+
+    def _is_plain_result(self, value: torch.Tensor) -> bool:
+        """Whether the program made a tensor that no registry takes for its own."""
+        of_program = self.outside.externals.lookup(value) is None
+        return of_program and self.outside.type_of(value) is torch.Tensor and not hasattr(value, "_is_buffer")
 
     def delattr(self, obj: object, name: str) -> None:
         self.know_methods(obj, "__delattr__")

@@ -48,6 +48,20 @@ def shadowed_registry(externals: Externals, module: External, name: str) -> obje
     return MISSING
 
 
+def has_buffer(externals: Externals, module: External, name: str) -> bool:
+    """Whether the module has a buffer of that name, and nobody is told of another in its place, which is guarded."""
+    attributes = instance_dict(module.original)
+    held = attributes.get("_buffers")
+    if id(attributes) in externals.by_original or not isinstance(held, dict) or name not in held:
+        return False
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    if hooks or id(hooks) in externals.by_original:
+        return False
+    source = externals.pins.source(torch.nn.modules.module, torch.nn.modules.module.__name__)
+    externals.guard(InstanceAttribute(source, "_global_buffer_registration_hooks"), GuardKind.LENGTH, 0)
+    return True
+
+
 def lacks(externals: Externals, module: External, name: str) -> bool:
     """Whether `nn.Module.__getattr__` finds nothing, with guards on that. Its whole `__dict__` would be
     too much: modules that are built alike differ there, in a layer's own number, say."""

@@ -693,6 +693,11 @@ class Outside:
         found = modules.shadowed_registry(self.externals, known, name)
         return modules.registered(self.externals, known, name) if found is MISSING else found
 
+    def has_buffer(self, module: nn.Module, name: str) -> bool:
+        """Whether a module of the outside has a buffer of that name, and nobody is told of another one, guarded."""
+        known = self.externals.lookup(module)
+        return known is not None and modules.has_buffer(self.externals, known, name)
+
     def lacks(self, module: nn.Module, name: str) -> bool:
         """Whether a module of the outside has no such attribute, which is guarded. False says nothing."""
         known = self.externals.lookup(module)
