@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import replica_programs
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcompile
+import torchinductor
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="needs gloo"),
@@ -116,3 +118,27 @@ def test_experts_of_a_layer_are_no_layers(alone: None) -> None:
 def test_how_many_is_a_number() -> None:
     with pytest.raises(torchcompile.errors.InvalidArgument, match="number of modules"):
         torchcompile.compile(replica_programs.Layers(), options={"replicated_rounds": -1})
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_graph_that_cannot_be_compiled_for_a_later_round_raises(
+    alone: None, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Where other ranks are told that this one failed: an eager run in its place would wait for them."""
+    count, original = 0, torchinductor.compile_graph
+
+    def fails(*args: Any, **settings: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise OSError("no room left for kernels")
+        return original(*args, **settings)
+
+    monkeypatch.setattr(torchinductor, "compile_graph", fails)
+    model = torchcompile.compile(round_programs.Deep(), options=round_programs.OPTIONS | {"strict": True})
+    run = DistributedDataParallel(model, bucket_cap_mb=1.5e-4)
+    with pytest.raises(OSError, match="no room"):
+        for _ in range(4):
+            run(torch.ones(2, 6)).sum().backward()
+    assert count == number

@@ -46,7 +46,7 @@ from torchcompile.signature import facts, program_form, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
 from torchdistributed.replicas import Stages
-from torchdynamo.errors import TorchDynamoError
+from torchdynamo.errors import TorchDynamoError, mark_of_compiler
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
 from torchinductor.program import Value
 
@@ -265,7 +265,13 @@ def for_replicas(
     # A later call may be in the middle of anything that guards allow.
     def compile_within(stages: Stages, inputs: Sequence[Any]) -> Runner:
         with preserved(), told_to_ranks(title, DataDependent):
-            return compile(stages, list(inputs))
+            try:
+                return compile(stages, list(inputs))
+            except DataDependent:
+                raise
+            except Exception as error:
+                mark_of_compiler(error)  # the other ranks hear of it, and stop: so does this one
+                raise
 
     def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
         records = []

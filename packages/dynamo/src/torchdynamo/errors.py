@@ -35,3 +35,14 @@ class NotExportable(TorchDynamoError):
 
 class UnsafeArchive(TorchDynamoError):
     """A file is no exported graph, or names what a reader does not call or make without being told to."""
+
+
+def mark_of_compiler(error: BaseException) -> None:
+    """Says of an exception that a compiled graph is about to raise that it is none of its operators', but of who
+    compiles it for this call: an eager run would not raise it, and hide it."""
+    error._of_compiler = True  # type: ignore[attr-defined]
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether an exception is marked so."""
+    return getattr(error, "_of_compiler", False) is True

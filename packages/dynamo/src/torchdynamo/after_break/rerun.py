@@ -27,7 +27,7 @@ from primtorch.ledger import Event, Kind, Ledger
 from primtorch.wrappers import lies_over_ranks, whole_of
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.after_break.resume import Entry as How
-from torchdynamo.errors import TorchDynamoError
+from torchdynamo.errors import TorchDynamoError, is_of_compiler
 from torchdynamo.events import CONDITION_NOT_MET, GRAPH_RAISED, RAISE_WAS_HANDLED, RAISED_AT_ENTRY, of_function
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.interpreter.decode import flat_size
@@ -92,7 +92,8 @@ class Rerun:
         assert error is not None
         try:
             once = _is_of_hook(error) or interrupt_behind(error) is not None
-            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError) and not once
+            told = isinstance(error, TorchDynamoError) or is_of_compiler(error)  # to the user, whatever eager would do
+            again = isinstance(error, Exception) and not told and not once
             if before is not None:
                 before.put_back()
                 again = again and _unwritten(before.written, self._metadata(inputs))
