@@ -130,7 +130,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors",),
         ("agreement", "buckets", "compilations", "simulate"),
         ("planning", "replicas", "split"),
-        ("explained",),
+        ("explained", "rounds"),
         ("",),
     ),
     "torchcompile": (
