@@ -316,7 +316,7 @@ def _capture_and_generate(
                 continue
             depth = len(capture.ending.frames) - 1 if isinstance(capture.ending, Stopped) else 0
             if depth < 1 and _unrolls_instead(state, capture.stopped_for):
-                directions, depth = Directions(refused_leaf=directions.refused_leaf), None
+                directions, depth = _leaf(directions), None
                 continue
             if depth < 1:  # else the innermost frame runs for real, and is captured on its own
                 return state.no_graph(GraphBreak(error.reason, error.detail, state.frames()))
