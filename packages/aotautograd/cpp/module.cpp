@@ -155,6 +155,12 @@ py::object own_output(PyObject* value, PyObject* const* flat, size_t inputs, PyO
   return py::reinterpret_borrow<py::object>(value);
 }
 
+py::tuple as_tuple(PyObject* const* values, size_t count) {
+  py::tuple found(count);
+  for (size_t i = 0; i < count; i++) found[i] = py::reinterpret_borrow<py::object>(values[i]);
+  return found;
+}
+
 // The program's outputs, connected to nodes if there is anything to differentiate by.
 py::object with_history(const std::shared_ptr<const Program>& program, PyObject* const* flat, py::object held,
                         const py::object& values) {
@@ -181,7 +187,17 @@ py::object with_history(const std::shared_ptr<const Program>& program, PyObject*
     PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), output.release().ptr());
   }
   if (nodes) nodes->finish();
-  if (nodes) call->keep(value + returned, count - returned, std::move(held), nodes->behind_results());
+  if (nodes) {
+    try {
+      call->keep(value + returned, count - returned, std::move(held), nodes->behind_results());
+    } catch (...) {  // a hook raised: torch.utils.checkpoint has what it wants, say
+      if (!history.interrupted.is_none()) {
+        const py::error_scope raised;
+        history.interrupted(as_tuple(flat, program->flat_inputs), outputs);
+      }
+      throw;
+    }
+  }
   return outputs;
 }
 

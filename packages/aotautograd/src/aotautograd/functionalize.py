@@ -111,13 +111,17 @@ def reads_data(func: Called, args: tuple[object, ...]) -> bool:
 _READS_DATA = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr})
 
 
+_NO_PLACE = -1  # of what is no input of the program
+
+
 class InPlaceCalls(TorchFunctionMode):
     """Raises what eager raises for writes to a tensor that overlaps itself, which C++ functionalization turns into
     arithmetic on its base without an error, and makes sure that out= tensors are written."""
 
     def __init__(self, inputs: Sequence[object], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
-        self.inputs = {id(value) for value in inputs}  # which live as long as the trace
+        self.inputs = {id(value): place for place, value in enumerate(inputs)}  # which live as long as the trace
+        self.written_at: dict[int, int] = {}  # by their places: the number of autograd's next node at the last write
         self.present = PresentViews()
         self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
         self.grad_mode = self.with_histories = torch.is_grad_enabled()
@@ -161,6 +165,11 @@ class InPlaceCalls(TorchFunctionMode):
         written = written_by(called, args, kwargs) if writes else []
         if not written:
             return self._reshape(func, name, args, kwargs) if name in _SHAPES else self._run(func, name, args, kwargs)
+        number = torch._C._autograd._get_sequence_nr()
+        for tensor in written:
+            place = self.inputs.get(id(tensor), self.inputs.get(id(tensor._base)))
+            if place is not None:
+                self.written_at[place] = number
         kept = self.layouts.before(written)
         before = {id(t): unwrap(t) for t in outs_of(kwargs) if is_wrapped(t)}
         result = self._run(func, name, args, kwargs)
@@ -178,11 +187,12 @@ class InPlaceCalls(TorchFunctionMode):
         writes, and autograd does not tell of all views (of a detached one, say)."""
         with torch.no_grad():
             own = {id(t): t.clone() for t in parts}
-        self.inputs |= {id(t) for t in own.values()}
+        self.inputs |= {id(t): _NO_PLACE for t in own.values()}
         try:
             result = self._call(func, *pytree.tree_map(lambda t: own.get(id(t), t), (args, kwargs)))
         finally:
-            self.inputs -= {id(t) for t in own.values()}
+            for t in own.values():
+                del self.inputs[id(t)]
         for t in parts:
             version = version_of(t) + version_of(own[id(t)])  # not every such write counts
             with torch.no_grad():

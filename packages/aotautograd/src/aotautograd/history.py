@@ -56,6 +56,17 @@ def freed_behind(value: torch.Tensor) -> set[torch.autograd.graph.Node]:
     return {node for node in nodes_behind([value]) if any(_is_freed(node, name) for name in _saved_by(type(node)))}
 
 
+def last_to_keep(values: Sequence[torch.Tensor]) -> int:
+    """Autograd's number of the last node behind values that keeps tensors; -1: none does."""
+    return max((node._sequence_nr() for node in nodes_behind(values) if _keeps_tensors(type(node))), default=-1)
+
+
+@functools.lru_cache(1024)
+def _keeps_tensors(kind: type) -> bool:
+    """Whether a kind of node has saved tensors; an autograd function's may have some."""
+    return any(name.startswith("_raw_saved_") or name == "saved_tensors" for name in dir(kind))
+
+
 @functools.lru_cache(1024)
 def _saved_by(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_"))

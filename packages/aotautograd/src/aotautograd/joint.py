@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
 from aotautograd.higher_order import TracedCalls
-from aotautograd.history import freed_behind
+from aotautograd.history import freed_behind, last_to_keep
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.nested_regions import Regions, RegionsInPlace
 from aotautograd.overlap import Program, Rebased
@@ -33,7 +33,7 @@ from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import UNSEEN, JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
+from aotautograd.schemas import UNSEEN, InputInfo, JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
@@ -198,12 +198,23 @@ def _traced(
             refused_behind=_refused_behind(values, bound.fake_mode.shape_env),
             made_gradients=made,
         )
+        metadata = replace(metadata, inputs=_with_last_writes(metadata.inputs, calls.written_at, values))
         kept = _kept_memory(recorder.graph)
         metadata = replace(metadata, kept=_kept_of_caller(kept, recorder.graph, metadata, analysis.values))
         kept_bytes = _kept_bytes(kept, metadata, analysis.values)
     recorder.graph.output((*analysis.values, *results))
     joint = JointGraph(_module(recorder), metadata, failing=failing, totals=totals, kept_bytes=kept_bytes)
     return _under_assumptions(joint, recorder)
+
+
+def _with_last_writes(
+    inputs: Sequence[InputInfo], written_at: Mapping[int, int], values: Sequence[torch.Tensor]
+) -> tuple[InputInfo, ...]:
+    """The inputs, with what is written behind all that autograd keeps behind the values."""
+    if not any(info.mutates_data for info in inputs):
+        return tuple(inputs)
+    last = last_to_keep(values)
+    return tuple(replace(info, written_last=written_at.get(info.index, -1) > last) for info in inputs)
 
 
 def _module(recorder: Recorder) -> fx.GraphModule:

@@ -175,6 +175,7 @@ def _history_plan(metadata: ProgramMetadata, partition: Partition, behind: Behin
         needs=behind.needs,
         gradients=followed,
         cut=followed_apart,
+        interrupted=_interrupted(metadata),
         leading=metadata.leading,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
@@ -302,6 +303,20 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[Values, Values], Values] |
     return finish
 
 
+def _interrupted(metadata: ProgramMetadata) -> Callable[[Values, Values], None] | None:
+    """Writes back what eager has written when it keeps the last tensor: `torch.utils.checkpoint` ends the second run of
+    a program there, by an error."""
+    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data and not info.written_last]
+    if not writes:
+        return None
+
+    def write_all(flat: Values, values: Values) -> None:
+        for write in writes:
+            write(flat, values)
+
+    return write_all
+
+
 def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[Values], int]]]:
     reads: list[tuple[str, Callable[[Values], int]]] = []
     for name, place, dim in metadata.symbol_places:
@@ -313,8 +328,9 @@ def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[Values
 
 
 def updates_of(metadata: ProgramMetadata) -> dict[int, int]:
-    """Which results of the forward are new values of which of its inputs, where autograd need not see the write."""
-    written = {i.index for i in metadata.inputs if i.mutates_data and not i.mutation_in_grad_mode}
+    """Which results of the forward are new values of which of its inputs, where autograd need not see the write, and
+    nothing may end the call before it."""
+    written = {i.index for i in metadata.inputs if i.mutates_data and not (i.mutation_in_grad_mode or i.written_last)}
     slots = {f.input: slot for slot, f in enumerate(metadata.forward_outputs) if f.input in written}
     places = enumerate(metadata.placeholders)
     return {slots[p]: place for place, p in places if isinstance(p, int) and p in slots}

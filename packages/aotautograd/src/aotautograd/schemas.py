@@ -90,6 +90,7 @@ class InputInfo:
     version_bumps: int = 0  # how often eager would have incremented `_version`
     metadata_steps: tuple[ViewStep, ...] = ()  # views of the input that have the sizes and strides it is given in place
     metadata_under_no_grad: bool = False  # autograd is not told of that change
+    written_last: bool = False  # behind all that autograd keeps of the program
 
     @property
     def mutates_metadata(self) -> bool:
@@ -558,6 +559,8 @@ class HistoryPlan:
     # The same with two more arguments, where hooks of some results see what comes to them from others: the numbers of
     # these, whose tangents are the sums; and of one of them to give what comes to it from others, a tensor, or None.
     cut: Callable[[Values, Values, Values, Sequence[int], Sequence[int], int | None], object]
+    # (flat inputs, forward's values), where a hook raised as tensors were kept: writes what eager has written by then
+    interrupted: Callable[[Values, Values], None] | None
     leading: tuple[tuple[int, ...], ...]  # for each tangent: those of results that are computed from its result
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
