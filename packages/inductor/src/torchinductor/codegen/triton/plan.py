@@ -31,6 +31,7 @@ MOST_CHUNKS = 512  # the results of a column's parts are summed by few programs
 SHORT_LINE = 1024  # elements of a row that a pointwise kernel's programs seldom go beyond
 LONG_LINE = 2048  # elements of a row of which programs of a pointwise kernel take parts
 ROW_BLOCK = 1024  # elements of such a row that a program takes
+WINDOW = 8  # places that a point reads, beyond which not all registers of usual tiles suffice
 WINDOW_BLOCK = 256  # points that a program takes whose windows move by several places
 COLUMN_TILE = 2048  # elements of a tile of columns that is loaded at a time
 COLUMN_PIECE = 4096  # of one that is loaded at once or of several buffers, and of one that is the end of a sum
@@ -290,6 +291,14 @@ def _under_way(kernel: Kernel, most: int) -> bool:
     return not checked and all(_loaded(kernel, body) <= most for body in bodies)
 
 
+def _window(kernel: Kernel) -> int:
+    """The places that a point reads, each of which takes registers: many, where a convolution's result or gradient is
+    summed up as it is made."""
+    inner = {axis.name for axis in kernel.inner}
+    bodies = [stage.body for stage in kernel.stages if stage.kind == "inner"]
+    return max((len({op.index for op in body.of(Load) if op.index.symbols() & inner}) for body in bodies), default=0)
+
+
 def _loaded(kernel: Kernel, body: Body) -> int:
     """The bytes that a body loads for each point of the inner axes."""
     inner = {axis.name for axis in kernel.inner}
@@ -384,6 +393,9 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
             width, tile, stages = min(width, NARROW), HEAVY_COLUMN if is_heavy(kernel) else COLUMN_PIECE, 2
         if length is not None and length <= COLUMN_PIECE // NARROW:
             width, tile = min(width, NARROW), COLUMN_PIECE
+        window = _window(kernel)
+        if window > WINDOW:
+            width, tile, stages = min(width, NARROW), HEAVY_COLUMN if window <= 2 * WINDOW else HEAVY_COLUMN // 2, 1
     r_block = tile // width if length is None else min(tile // width, pow2(length))
     whole = length is not None and length <= r_block
     warps = END_WARPS if end else max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
