@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,10 +72,10 @@ class Stem(torch.nn.Module):
         return self.layers(x).float().mean((2, 3))
 
 
-# (launches, gigabytes of generated kernels) of forward and backward, as they are.
+# (launches, gigabytes of generated kernels) of forward and backward, as they are. Depthwise convolutions are among them.
 CASES = {
     "language": (Language, (8, 1024), {"forward": (11, 1.93), "backward": (27, 2.24)}),
-    "images": (Images, (64, 3, 112, 112), {"forward": (24, 0.59), "backward": (23, 1.29)}),
+    "images": (Images, (64, 3, 112, 112), {"forward": (28, 0.74), "backward": (23, 1.29)}),
     "stem": (Stem, (32, 3, 224, 224), {"forward": (10, 0.33), "backward": (7, 0.37)}),
 }
 
@@ -86,3 +88,10 @@ def test_a_training_step_takes_no_more_launches_and_bytes(name: str) -> None:
     for kind, (launches, gigabytes) in limits.items():
         assert found[kind].kernels <= launches, found
         assert found[kind].moved <= gigabytes * 1e9, found
+
+
+def test_steps_are_counted_where_programs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are by default: the tools that count have no test's settings."""
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path))
+    found = traffic_of_step(torch.nn.Linear(64, 64), (torch.randn(32, 64),), {})
+    assert found.keys() == {"forward", "backward"} and all(part.calls for part in found.values())

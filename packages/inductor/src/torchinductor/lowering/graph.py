@@ -16,6 +16,7 @@ from torch.fx.node import Argument
 from primtorch.attention import FlexAttention, FlexAttentionDerivative
 from primtorch.effects import is_foreign
 from primtorch.higher_order import HigherOrder
+from primtorch.layout import is_channels_last
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.schemas import UPDATES, UserFrame
@@ -325,6 +326,10 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         return _opaque(ctx, prim, args, kwargs, meta)
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
+    if prim.family == "view" and _is_matrix_of_points(node, args[0]):
+        ctx.realize(
+            cast("TensorValue", args[0])
+        )  # else what makes it has a matrix's loops, and joins no sums of images
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
         return _opaque(ctx, prim, args, kwargs, meta)
     try:
@@ -374,6 +379,26 @@ def _biased_convolution(
     result = RULES["add"](ctx, images, views.expand(ctx, channels, images.shape))
     _hint(result, meta)
     return cast("TensorValue", result)
+
+
+def _is_matrix_of_points(node: fx.Node, value: object) -> bool:
+    """Whether a view of images that are not stored yet, or of filters of a point, leads to matrix products as
+    `torchinductor.convolutions` writes them."""
+    if not isinstance(value, TensorValue) or not isinstance(value.data, Lazy) or len(value.shape) != 4:
+        return False
+    source = cast("fx.Node", node.args[0]).meta["val"]
+    if node.target.name == "permute":  # type: ignore[union-attr]
+        as_rows = tuple(cast("Sequence[int]", node.args[1])) == (0, 2, 3, 1)
+        fits = as_rows and is_channels_last(tuple(source.shape), tuple(source.stride()))
+    else:
+        fits = node.target.name == "reshape" and tuple(source.shape[2:]) == (1, 1)  # type: ignore[union-attr]
+    return fits and value.hint is not None and _leads_to_product(node)
+
+
+def _leads_to_product(node: fx.Node) -> bool:
+    """Whether a node, or a view of it, is a factor of a matrix product."""
+    users = [user for user in node.users if isinstance(user.target, Prim)]
+    return any(u.target.name in FACTORS or (u.target.family == "view" and _leads_to_product(u)) for u in users)  # type: ignore[union-attr]
 
 
 def _convolution_backward(
