@@ -3,6 +3,8 @@ does not depend on."""
 
 from __future__ import annotations
 
+import struct
+
 import torch
 
 from primtorch.symbolic.expr import IntExpr
@@ -276,7 +278,11 @@ class CppHandler(OpsHandler[Value]):
 
 def _is_short(value: bool | int | float) -> bool:
     """Whether a number is one of bfloat16's."""
-    return float(torch.tensor(float(value), dtype=torch.bfloat16)) == value
+    try:
+        bits = struct.pack("<f", value)  # no tensor: the program may have set a default device
+    except OverflowError:
+        return False
+    return bits[:2] == bytes(2) and struct.unpack("<f", bits)[0] == value
 
 
 def _power(dtype: torch.dtype, base: str, exponent: str) -> str:
