@@ -45,7 +45,7 @@ def np_state(x, s):
     return x + t, s["a"].sum(), torch.tensor(s["a"]), s["a"][0, 1]
 
 
-@case(lambda: {"a": np.arange(3)}, breaks=None)
+@case(lambda: {"a": np.arange(3)})
 def np_replaced(x, s):
     s["a"] = s["a"] + 1
     return x * int(s["a"][0]), s["a"]
