@@ -72,8 +72,7 @@ def aot_module(
     Args:
         example_inputs: tensors (real or fake), numbers, SymInts.
         fw_compiler, bw_compiler, inference_compiler: `(graph, examples) -> callable` for functional graphs, whose
-            placeholders are SymInts first, then tensors; where one is not given, it is the first. Compilers that are
-            `BeginningCompiler`s, and leave a forward to other processes, are asked for the backward meanwhile.
+            placeholders are SymInts first, then tensors; where one is not given, it is the first. See `BeginningCompiler`.
         decompositions: the set of operators of these graphs; None: ATen's as they were called.
         preserve: operators that `decompositions` leaves whole.
         walks_windows: of devices, see `primtorch.lower`.

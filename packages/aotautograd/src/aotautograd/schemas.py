@@ -43,7 +43,8 @@ class Begun(Protocol):
 
 @runtime_checkable
 class BeginningCompiler(Protocol):
-    """A `Compiler` that can be asked to begin, and be waited for later."""
+    """A `Compiler` that can be asked to begin, and be waited for later. One that leaves a forward to other processes is
+    asked for the likely backward meanwhile."""
 
     def begin(self, graph: torch.fx.GraphModule, inputs: list[Any], /) -> Begun:
         """Raises what the compiler does."""
