@@ -72,7 +72,8 @@ def aot_module(
     Args:
         example_inputs: tensors (real or fake), numbers, SymInts.
         fw_compiler, bw_compiler, inference_compiler: `(graph, examples) -> callable` for functional graphs, whose
-            placeholders are SymInts first, then tensors; where one is not given, it is the first. See `BeginningCompiler`.
+            placeholders are SymInts first, then tensors; where one is not given, it is the first (and may be
+            a `BeginningCompiler`).
         decompositions: the set of operators of these graphs; None: ATen's as they were called.
         preserve: operators that `decompositions` leaves whole.
         walks_windows: of devices, see `primtorch.lower`.
@@ -85,8 +86,7 @@ def aot_module(
         shelf: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
             have the examples' metadata, without wrappers, with `distinct_inputs` and at most one stage.
 
-    Raises:
-        AotAutogradError, DataDependentValue: see `trace_joint`. What a compiler raises passes through.
+    Raises what `trace_joint` does; what a compiler raises passes through.
     """
     drawn = drawing_operators(decompositions) if decompositions is not None and eager_random else ()
     lowering = Lowering(decompositions, (*preserve, *drawn), walks_windows) if decompositions is not None else None
