@@ -39,6 +39,35 @@ def test_gradients_of_convolutions_in_mixed_layouts(image: torch.memory_format, 
         torch.testing.assert_close(b, a)
 
 
+class Turned(nn.Module):
+    """A convolution of images whose channels come last, as a norm over channels gives them."""
+
+    def __init__(self, sides: tuple[int, ...], groups: int) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
+        self.convolve = nn.Conv2d(8, 8, sides, padding="same", groups=groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + self.convolve(x).sin()
+
+
+@pytest.mark.parametrize("sides", [(7, 7), (1, 1), (1, 3), (3, 1)])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gradients_of_filters_have_eagers_strides(sides: tuple[int, ...], groups: int, dtype: torch.dtype) -> None:
+    """In dims of size one too, whichever library computes them, and whichever layout the images have in the program."""
+    model = Turned(sides, groups).to(dtype)
+    for size in (8, 16):
+        x = torch.randn(2, 3, size, size, dtype=dtype, requires_grad=True)
+        results = [f(x) for f in (model, torchcompile.compile(model, fullgraph=True))]
+        inputs = [x, *model.parameters()]
+        expected, found = (torch.autograd.grad(result.square().sum(), inputs) for result in results)
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+        assert results[0].stride() == results[1].stride()
+    assert torchcompile.report().clean
+
+
 X, GAPPED = torch.arange(16.0).view(4, 4), torch.arange(24.0).view(4, 6)[:, ::2]
 LAST = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=CHANNELS_LAST)
 

@@ -14,14 +14,12 @@ from primtorch.families import Family, Trait
 from primtorch.layout import (
     broadcast,
     broadcast_shapes,
-    channels_last_strides,
-    contiguous_strides,
     product,
-    suggests_channels_last,
     wrap_dim,
 )
 from primtorch.operators.activation import lower_gelu
 from primtorch.operators.build import contiguous, elementwise, per_dim, strided
+from primtorch.operators.convolution_layouts import Convolution, filter_gradient_strides, result_strides
 from primtorch.operators.normalization import like
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims.window import pooled_size
@@ -144,17 +142,6 @@ def _refuse_rows_apart(x: TensorLike) -> None:
     refuse(apart % (16 // x.dtype.itemsize) != 0, "strides should be multiple of 16 bytes")
 
 
-def _conv_strides(x: TensorLike, weight: TensorLike, shape: Sizes, transposed: bool) -> Sizes:
-    """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose.
-
-    The CPU's own transposed convolution of volumes is by rows.
-    """
-    by_rows = transposed and len(shape) == 5 and x.device.type == "cpu"
-    if not by_rows and any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight)):
-        return channels_last_strides(shape)
-    return contiguous_strides(shape)
-
-
 @OP.formula("convolution", "convolution_overrideable")
 def _convolution(
     x: TensorLike, weight: TensorLike, bias: TensorLike | None,
@@ -184,7 +171,8 @@ def _convolution(
     out = tuple(shape)
     if any(size <= 0 for size in out[2:]):
         raise RuntimeError(f"Calculated output size: {list(out)}. Output size is too small")
-    return strided(x, out, _conv_strides(x, weight, out, transposed))
+    call = Convolution(s, p, d, transposed, o, groups)
+    return strided(x, out, result_strides(x, weight, out, call))
 
 
 @OP.refuses("convolution", "convolution_overrideable")
@@ -243,13 +231,12 @@ def _convolution_backward(
     stride: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size], transposed: bool,
     output_padding: Sequence[Size], groups: int, output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
-    def laid_out(like: TensorLike) -> TensorSpec:
-        shape = tuple(like.shape)
-        return strided(like, shape, _conv_strides(x, weight, shape, transposed))
-
+    spatial = x.dim() - 2
+    s, p, d, o = (per_dim(values, spatial) for values in (stride, padding, dilation, output_padding))
+    call, image = Convolution(s, p, d, transposed, o, groups), tuple(x.shape)
     return (
-        laid_out(x) if output_mask[0] else None,
-        laid_out(weight) if output_mask[1] else None,
+        strided(x, image, result_strides(x, weight, image, call)) if output_mask[0] else None,
+        strided(weight, weight.shape, filter_gradient_strides(x, weight, call)) if output_mask[1] else None,
         contiguous(grad, (weight.shape[1] * groups if transposed else weight.shape[0],)) if output_mask[2] else None,
     )
 
