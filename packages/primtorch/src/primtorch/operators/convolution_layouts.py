@@ -81,7 +81,7 @@ def filter_gradient_strides(image: TensorLike, filters: TensorLike, call: Convol
 
 
 def _keeps_channels_last(image: TensorLike, filters: TensorLike, library: str) -> bool:
-    if library not in _KEEP_CHANNELS_LAST:
+    if library not in _KEEP_CHANNELS_LAST or (library == "Cudnn" and image.dtype is torch.float64):
         return False
     shape, strides = tuple(image.shape), image.stride()
     if len(shape) == 3 and not is_contiguous(shape, strides):
