@@ -21,7 +21,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
 from torchinductor.ir import Attention, Template
-from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function, Region
+from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function
 from torchinductor.ops import StoreMode
 
 from .expressions import ATOMICS, Value, tl_type

@@ -22,7 +22,7 @@ from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler, triton_version
 from .plan import PERSISTENT_LIMIT, WALK_COLUMNS, WALK_SUMS, WALK_WARPS, Layout
 from .split import split_reductions
-from .templates import PLANNERS, write_template
+from .templates import PLANNERS, split_template, write_template
 from .writer import TritonSource, write
 
 
@@ -96,6 +96,10 @@ class TritonBackend(CodegenBackend):
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Planned kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
         return split_reductions(kernel)
+
+    def legalize_template(self, template: Template, options: InductorOptions) -> list[Kernel | Template]:
+        """One that sums up over many programs is their sums and the end of these."""
+        return split_template(template)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Raises `expressions.Unsupported` for what Triton has no text for."""
