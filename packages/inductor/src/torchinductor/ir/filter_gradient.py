@@ -1,4 +1,4 @@
-"""The gradient of a depthwise convolution's filters as a template: sums for all taps of a filter from what is read once.
+"""The gradient of a depthwise convolution's filters as a template: sums for all taps from what is read once.
 
 A filter's element (y, x) is the sum, over all elements of the gradient of its channel, of these times the image's
 element that the tap fell on. As plain loops each tap would read both; a design of its own keeps a sum for each tap.

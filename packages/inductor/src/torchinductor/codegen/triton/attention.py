@@ -20,7 +20,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
-from torchinductor.ir import Attention, Template
+from torchinductor.ir import Attention, Region, Template
 from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function
 from torchinductor.ops import StoreMode
 

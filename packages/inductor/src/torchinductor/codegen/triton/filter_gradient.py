@@ -5,9 +5,9 @@ gradient once, and each row of the image that a tap falls on once, however many 
 read 55 values of the image for seven places rather than 175. Sums lie in registers until the program is through; those
 of all programs are added up by a kernel of their own, in a fixed order.
 
-Bytes: gradient and image once, as neighbouring lines find an image's rows in the first-level cache. Instructions: for
-seven places of nine taps some 20 an element, of 25 some 45; at 132 * 128 lanes of 1.7 GHz that is no more than what the
-bytes take at 3 TB a second for nine taps, and as much for 25.
+Bytes: gradient and image once, as neighbouring lines find an image's rows in the first-level cache. Instructions, as the
+machine code has them: for seven places of nine taps some 20 an element, of 25 some 45. At 132 * 128 lanes of 1.7 GHz the
+former take no longer than the bytes at 3 TB a second, the latter about as long.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ TILES: Mapping[int, Tile] = {
     25: Tile(along=7, vector=4, warps=4, programs=132 * 3),
 }
 CHANNELS = 64  # of a tile, at most: two bytes each, they fill a cache line
+FEWEST = 8  # of a tile of many channels
+WASTE = 8  # tiles are narrower where more than this part of the channels would be none
 STEPS = 4  # tiles that a program should have at least
-WASTE = 8  # a tile's channels are fewer where more than the eighth part of all tiles' were none
 
 
 def plan_filter_gradient(template: Template) -> Template | None:
@@ -79,7 +80,7 @@ def _tile(template: FilterGradient) -> Tile | None:
 def _channels_of_a_tile(channels: int) -> int:
     """The most of which few are none."""
     block = min(CHANNELS, pow2(channels))
-    while block > WASTE and (-channels % block) * WASTE > channels:
+    while block > FEWEST and (-channels % block) * WASTE > channels:
         block //= 2
     return block
 
@@ -91,8 +92,9 @@ def split_filter_gradient(template: Template) -> list[Kernel | Template]:
     assert tile is not None
     programs, lines = tile.programs // (layout.grid.as_int() or 1), template.lines.size.as_int()
     pieces = (template.gradient.shape[3].as_int() or 0) // layout.r_block
-    most = programs if lines is None else min(programs, lines * pieces // (layout.y_block * STEPS))
-    parts = max(1, most)
+    parts = max(1, programs if lines is None else min(programs, lines * pieces // (layout.y_block * STEPS)))
+    if lines is not None:
+        parts = -(-lines // -(-lines // parts))  # without those that would be left with no line
     partial, ends = in_chunks(template.loops, parts)
     layout = replace(layout, fixed=partial.outer[:1], wide=is_wide(partial))
     return [replace(template, loops=replace(partial, layout=layout)), planned_end(ends)]
