@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import threading
 import time
 import warnings
 import weakref
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
+from primtorch import forks
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.interrupts import pass_on_interrupt
@@ -628,7 +628,7 @@ class Registry:
     """Back ends that programs registered by name, with their tags."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._backends: dict[str, tuple[Backend, frozenset[str], Capability | None]] = {}
 
     def add(self, backend: Backend, name: str, tags: Iterable[str], capability: Capability | None = None) -> None:

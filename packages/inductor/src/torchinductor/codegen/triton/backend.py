@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from primtorch import forks
 from torchinductor._C import TritonKernel
 from torchinductor.codegen.base import Building, Built, CodegenBackend, KernelSource, Planner
 from torchinductor.errors import BuildFailed
@@ -82,7 +82,7 @@ class TritonBackend(CodegenBackend):
     def __init__(self, arch: int | None = None) -> None:
         self._arch = arch
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def foresee(self, options: InductorOptions) -> None:
         """Starts the compiling process in the background; it is ready about a second later."""

@@ -5,9 +5,9 @@ gradient once, and each row of the image that a tap falls on once, however many 
 read 55 values of the image for seven places rather than 175. Sums lie in registers until the program is through; those
 of all programs are added up by a kernel of their own, in a fixed order.
 
-Bytes: gradient and image once, as neighbouring lines find an image's rows in the first-level cache. Instructions, as the
-machine code has them: for seven places of nine taps some 20 an element, of 25 some 45. At 132 * 128 lanes of 1.7 GHz the
-former take no longer than the bytes at 3 TB a second, the latter about as long.
+Bytes: gradient and image once, as neighbouring lines find an image's rows in the first-level cache. Instructions, as
+the machine code has them: for seven places of nine taps some 20 an element, of 25 some 45. At 132 * 128 lanes of
+1.7 GHz the former take no longer than the bytes at 3 TB a second, the latter about as long.
 """
 
 from __future__ import annotations
