@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
+_STARTING = threading.Lock()
+_STARTED: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 _TOLD: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
@@ -41,7 +45,31 @@ def in_child(method: Callable[[], None]) -> None:
     _TOLD.append(weakref.WeakMethod(method, _TOLD.remove))
 
 
+def process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """A `subprocess.Popen` whose pipes no forked process holds open: whoever reads these to their end would wait for
+    that process. While it starts, no thread forks. Raises OSError."""
+    with _STARTING:
+        started = subprocess.Popen(command, **options)
+        _STARTED.add(started)
+        return started
+
+
+def _leave(started: subprocess.Popen[Any]) -> None:
+    """Another process's: its pipes lead nowhere (what is in a buffer of them, too), and nobody waits for it here."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for pipe in (started.stdin, started.stdout, started.stderr):
+        with suppress(ValueError):  # it is closed, or is about to be
+            if pipe is not None:
+                os.dup2(nowhere, pipe.fileno(), inheritable=False)
+    os.close(nowhere)
+    started.returncode = 0 if started.returncode is None else started.returncode
+
+
 def _forked() -> None:
+    _STARTING.release()
+    for started in list(_STARTED):
+        _leave(started)
+    _STARTED.clear()
     for held in list(_LOCKS):
         if not getattr(held, "_is_owned", bool)():
             held._at_fork_reinit()
@@ -81,4 +109,4 @@ def _removed(made: dict[int, Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_forked)

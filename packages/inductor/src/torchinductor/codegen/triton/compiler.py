@@ -102,14 +102,8 @@ class Server:
         forks.in_child(self._forked)
 
     def _forked(self) -> None:
-        """The compiling process is another's, and so are the pipes to it, which it would not see the end of."""
-        process, self._process = self._process, None
-        self._slots, self._waiting = threading.BoundedSemaphore(self._parallel), {}
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
-            process.returncode = 0  # it is no child of this one's to wait for
+        """The compiling process is another's, and those who wait for it are not here."""
+        self._process, self._slots, self._waiting = None, threading.BoundedSemaphore(self._parallel), {}
 
     def start(self) -> None:
         """Starts the process, which takes about a second to be ready; does not wait for it."""
@@ -118,11 +112,11 @@ class Server:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
+            self._process = forks.process(
                 [sys.executable, str(WORKER), str(self._arch)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,  # what a forked process finds in a buffer it would send again
+                bufsize=0,
                 env={**os.environ, "TRITON_CACHE_DIR": str(self._scratch.path / "triton"), "TRITON_INTERPRET": "0"},
             )
             threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
