@@ -20,6 +20,7 @@ import torch, torchcompile
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).double()
 compiled = torchcompile.compile(model)
 x = torch.randn(5, 8, dtype=torch.float64)
+torch.testing.assert_close(x, x)  # what it imports is imported: Python's own locks of imports stay held in a fork
 
 def gradients(run):
     return torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
@@ -57,22 +58,28 @@ def wait(child, seconds=90):
 BEGUN = (
     COMMON
     + """
+import signal
 import primtorch
-from pathlib import Path
 from torchinductor import CppBackend, InductorOptions, register_codegen
 from torchinductor.codegen.base import Building, generated
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.source import planned_operations
 
-compiler, begun = TritonCompiler(90, workers=2), []
+compiler, begun = TritonCompiler(90, workers=1), []
+
+def pause(signal):
+    os.kill(compiler._server._process.pid, signal)
 
 class Apart(CppBackend):
     builds_apart = True
 
     def begin(self, sources, options):
+        if begun:
+            begun[0].finish()
+            pause(signal.SIGSTOP)  # what the backward needs is under way until the forks have ended
         by = float(len(begun))
-        planned = planned_operations(primtorch.lower(primtorch.trace(lambda x: x * by, torch.empty(64))), "cuda")
-        compiling = compiler.begin([generated(o, InductorOptions()).meta for o in planned])
+        gm = primtorch.lower(primtorch.trace(lambda x: torch.exp(x * by), torch.empty(64)))
+        compiling = compiler.begin([generated(o, InductorOptions()).meta for o in planned_operations(gm, "cuda")])
         begun.append(compiling)
 
         def finish():
@@ -84,11 +91,13 @@ class Apart(CppBackend):
 register_codegen("cpu", Apart())
 loss = compiled(x).square().sum()
 assert len(begun) == 2, "the backward is begun with the forward"
+assert not any(reply.done() for reply in begun[1].replies.values())
 parameters = list(model.parameters())
 children = [fork(lambda: right(torch.autograd.grad(loss, parameters))) for _ in range(2)]
 children.append(fork(lambda: right(gradients(compiled))))
 for child in children:
     wait(child)
+pause(signal.SIGCONT)
 right(torch.autograd.grad(loss, parameters))
 assert not torchcompile.report().fallbacks
 """
