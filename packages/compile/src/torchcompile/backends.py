@@ -354,7 +354,8 @@ def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
         return compile_graph(Job(apart, plain_graph(gm, with_facts=True), (), "part", None), inputs)
 
     def program(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-        return torchinductor.compile_graph(gm, inputs, inductor_options(given), ledger=apart.ledger, title="part")
+        account = torchinductor.Account("part", apart.ledger)
+        return torchinductor.compile_graph(gm, inputs, inductor_options(given), account)
 
     settings = StageSettings(partitioner_of(given), given.preserve, given.eager_random)
     made = makers(settings, whole, program) if compile_graph is not None else makers(settings)
@@ -475,7 +476,7 @@ class _Kernels:
     def load(self, kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
         """Makes a kept half run."""
         start, half = time.perf_counter(), f"{self.job.title} {kind}"
-        loaded = torchinductor.load_graph(kept, self.settings, ledger=self.job.toolchain.ledger, title=half)
+        loaded = torchinductor.load_graph(kept, self.settings, torchinductor.Account(half, self.job.toolchain.ledger))
         record(self.job, kind, kept.nodes, loaded, start)
         return Boxed(loaded)
 
@@ -529,9 +530,8 @@ class _Kernels:
 
         def by(compiler: Callable[..., MadeT]) -> MadeT:
             with toolchain.progress.working(half) as watch:
-                return compiler(
-                    graph, inputs, self.settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
-                )
+                account = torchinductor.Account(half, toolchain.ledger, named_dump, watch)
+                return compiler(graph, inputs, self.settings, account)
 
         if kind == "inference":
             torchinductor.choose_layouts(graph)
