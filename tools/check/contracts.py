@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("building",),
+        ("forks",),
         ("first_use", "withheld"),
         (
             "schemas",

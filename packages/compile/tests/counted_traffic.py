@@ -38,9 +38,11 @@ def _memory(value: object) -> object:
 def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[..., Any]:
     """Stands for `compile_graph`: adds a graph's traffic under "forward", "backward" or "inference"."""
 
-    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *_: Any, title: str = "", **__: Any) -> Any:
+    def compile_graph(
+        graph: fx.GraphModule, inputs: Sequence[Any], settings: Any, account: torchinductor.Account
+    ) -> Any:
         operations = planned_operations(graph, CUDA)
-        kind = title.rpartition(" ")[2]
+        kind = account.title.rpartition(" ")[2]
         found[kind] = found.get(kind, Traffic()) + traffic_of(operations)
         if show is not None:
             show(operations)

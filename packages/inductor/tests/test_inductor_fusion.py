@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prim_graphs import build
 
 import primtorch
-from torchinductor import InductorOptions, compile_graph
+from torchinductor import Account, InductorOptions, compile_graph
 from torchinductor.indexing import as_expr
 from torchinductor.ir import Axis
 from torchinductor.scheduling.unify import unify
@@ -142,6 +142,8 @@ def test_a_row_with_one_value_is_not_summed(name):
 
     v = torch.tensor([1.5, 2.5, float("nan"), -3.5, 4.5, float("inf")], dtype=torch.float64)
     given, stages = (v, torch.randn(6, 6, dtype=torch.float64), PLACES), {}
-    compiled = compile_graph(primtorch.lower(primtorch.trace(run, *given)), given, dump=stages.__setitem__)
+    compiled = compile_graph(
+        primtorch.lower(primtorch.trace(run, *given)), given, account=Account(dump=stages.__setitem__)
+    )
     torch.testing.assert_close(compiled(*given)[0], run(*given), equal_nan=True)
     assert ("reduce_" not in stages["scheduled.txt"]) == known

@@ -23,7 +23,7 @@ from program_memory import bytes_at_peak
 import primtorch
 from primtorch.schemas import UPDATES
 from primtorch.testing import assert_as_accurate
-from torchinductor import CompiledGraph, InductorOptions, compile_graph
+from torchinductor import Account, CompiledGraph, InductorOptions, compile_graph
 from torchinductor.program import Alloc, Output
 
 APART = InductorOptions(reuse_buffers=False)
@@ -100,7 +100,7 @@ def compiled_of(
     dump: dict[str, str] | None = None,
 ) -> CompiledGraph:
     write = dump.__setitem__ if dump is not None else None
-    return compile_graph(primtorch.lower(primtorch.trace(function, *inputs)), inputs, options, dump=write)
+    return compile_graph(primtorch.lower(primtorch.trace(function, *inputs)), inputs, options, Account(dump=write))
 
 
 def judge(program: RandomProgram) -> int:

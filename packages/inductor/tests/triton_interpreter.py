@@ -18,7 +18,7 @@ from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
 from torchinductor.codegen.triton.plan import Layout
 from torchinductor.codegen.triton.split import split_reductions
-from torchinductor.codegen.triton.templates import write_template
+from torchinductor.codegen.triton.templates import split_template, write_template
 from torchinductor.codegen.triton.writer import write
 from torchinductor.indexing import variable
 from torchinductor.ir import Bundle, Kernel, Template
@@ -77,6 +77,9 @@ class InterpreterBackend(CodegenBackend):
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         return split_reductions(kernel)
+
+    def legalize_template(self, template: Template, options: InductorOptions) -> list[Kernel | Template]:
+        return split_template(template)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         source = write(kernel)

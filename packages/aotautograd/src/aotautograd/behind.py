@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -34,6 +33,7 @@ from aotautograd.schemas import (
     Shelved,
 )
 from aotautograd.stages import for_turns, turns_of
+from primtorch import forks
 from primtorch.ambient import as_now, unset
 from primtorch.environment import environment_of
 
@@ -137,7 +137,7 @@ def of_shelved(
     metadata = bound(outline.metadata, env)
     if not metadata.needs_backward:
         return inference_callable(metadata, found.forward)
-    default_dtype, as_here, lock = torch.get_default_dtype(), as_now(), threading.RLock()
+    default_dtype, as_here, lock = torch.get_default_dtype(), as_now(), forks.rlock()
     parts, taken = partition_of(outline, env), Taken(env)
     turns = turns_of(metadata.gradients, compilers.stages)
     traced: list[Behind] = []

@@ -7,7 +7,6 @@ and where it does not hold, the same is made again for the sizes at hand.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,6 +16,7 @@ from torch import fx
 
 from aotautograd.events import tell_other_sizes
 from aotautograd.schemas import Compiled, Compiler
+from primtorch import forks
 from primtorch.symbolic import ShapeEnv, ShapeGuard, expr_of, float_expr_of
 
 MadeT = TypeVar("MadeT")
@@ -65,7 +65,7 @@ class ForSizes(Generic[MadeT]):
         self.taken = taken
         self.env = taken.env
         self.what = what
-        self.lock = threading.RLock()
+        self.lock = forks.rlock()
         self.made: list[_Made[MadeT]] = []
 
     def __call__(self, sizes: Sizes, make: Callable[[], MadeT]) -> MadeT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from aotautograd.schemas import (
     Values,
 )
 from aotautograd.versions import before_last_change, restride, set_version, version_of
+from primtorch import forks
 from primtorch.arguments import TensorLike
 from primtorch.spec import Size
 from primtorch.symbolic import expr_of
@@ -134,7 +134,7 @@ class _CompiledOnce:
     def __init__(self, behind: Behind, kept_symbols: Sequence[str]) -> None:
         self.compile_backward = behind.compile_backward
         self.kept_symbols = kept_symbols
-        self.lock = threading.Lock()
+        self.lock = forks.lock()
         self.compiled: dict[tuple[int, ...], BackwardPlan] = {}
 
     def __call__(self, missing: Sequence[int]) -> BackwardPlan:

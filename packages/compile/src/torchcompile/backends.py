@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import threading
 import time
 import warnings
 import weakref
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
+from primtorch import forks
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.interrupts import pass_on_interrupt
@@ -354,7 +354,8 @@ def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
         return compile_graph(Job(apart, plain_graph(gm, with_facts=True), (), "part", None), inputs)
 
     def program(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-        return torchinductor.compile_graph(gm, inputs, inductor_options(given), ledger=apart.ledger, title="part")
+        account = torchinductor.Account("part", apart.ledger)
+        return torchinductor.compile_graph(gm, inputs, inductor_options(given), account)
 
     settings = StageSettings(partitioner_of(given), given.preserve, given.eager_random)
     made = makers(settings, whole, program) if compile_graph is not None else makers(settings)
@@ -475,7 +476,7 @@ class _Kernels:
     def load(self, kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
         """Makes a kept half run."""
         start, half = time.perf_counter(), f"{self.job.title} {kind}"
-        loaded = torchinductor.load_graph(kept, self.settings, ledger=self.job.toolchain.ledger, title=half)
+        loaded = torchinductor.load_graph(kept, self.settings, torchinductor.Account(half, self.job.toolchain.ledger))
         record(self.job, kind, kept.nodes, loaded, start)
         return Boxed(loaded)
 
@@ -529,9 +530,8 @@ class _Kernels:
 
         def by(compiler: Callable[..., MadeT]) -> MadeT:
             with toolchain.progress.working(half) as watch:
-                return compiler(
-                    graph, inputs, self.settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
-                )
+                account = torchinductor.Account(half, toolchain.ledger, named_dump, watch)
+                return compiler(graph, inputs, self.settings, account)
 
         if kind == "inference":
             torchinductor.choose_layouts(graph)
@@ -628,7 +628,7 @@ class Registry:
     """Back ends that programs registered by name, with their tags."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._backends: dict[str, tuple[Backend, frozenset[str], Capability | None]] = {}
 
     def add(self, backend: Backend, name: str, tags: Iterable[str], capability: Capability | None = None) -> None:

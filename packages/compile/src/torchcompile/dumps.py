@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from primtorch import forks
 
 Dump = Callable[[str, str], None]
 MOST_REMEMBERED = 10_000
@@ -31,7 +32,7 @@ class DumpFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.written: deque[Path] = deque(maxlen=MOST_REMEMBERED)  # by this process
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def __call__(self, name: str, text: str) -> None:
         with self._lock:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from primtorch import forks
 from primtorch.schemas import UserFrame
 from torchcompile.dumps import DumpFolder, Text
 from torchinductor import NO_MEMORY, CompiledGraph, Memory, Part, label_of
@@ -109,7 +109,7 @@ class Journal:
     """The last `limit` of each kind of record. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
 
     def __init__(self, limit: int = 10_000) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._graphs: deque[CompiledGraphRecord] = deque(maxlen=limit)
         self._stages: deque[StageRecord] = deque(maxlen=limit)
         self._spans: deque[Span] = deque(maxlen=limit)

@@ -7,7 +7,6 @@ the guards hold. It is an option and no default: what a clock decides differs be
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
+from primtorch import forks
 from primtorch.effects import has_effect, is_inplace, unsaid_writes, writes
 from primtorch.ledger import Event, Ledger
 from torchcompile.events import EAGER_IS_FASTER
@@ -87,7 +87,7 @@ class Timed:
         self.ledger = ledger
         self.kernels = kernels
         self.has_backward = has_backward
-        self.lock = threading.Lock()
+        self.lock = forks.lock()
         self.calls = 0
         self.run: Run = self._undecided if can_be_timed(gm) else compiled
 

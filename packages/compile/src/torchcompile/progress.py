@@ -7,7 +7,6 @@ nobody, and gives up for good at the first error of the stream: what it is about
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
+
+from primtorch import forks
 
 Watch = Callable[[str, int, int], None]
 
@@ -43,7 +44,7 @@ class Progress:
             built; False: never.
     """
 
-    _lock = threading.Lock()  # of the process's terminal
+    _lock = forks.lock()  # of the process's terminal
 
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted

@@ -8,7 +8,6 @@ import logging
 import operator
 import os
 import sysconfig
-import threading
 import time
 import types
 import weakref
@@ -20,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import fx
 
+from primtorch import forks
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
@@ -90,11 +90,7 @@ class Frames(Protocol):
 # Runs one call: with its arguments, and the first time the error that capture ended in.
 _RunOnce: TypeAlias = Callable[[Sequence[object], BaseException | None], object]
 
-_capturing = threading.RLock()  # one thread captures at a time: those that come meanwhile find what it has made
-
-
-# The thread that was capturing is not there in a forked process.
-os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+_capturing = forks.rlock()  # one thread captures at a time: those that come meanwhile find what it has made
 _CAPTURES_OF_A_CALL = 4  # as often as another thread may get in between before it is taken for a fault of capture
 
 

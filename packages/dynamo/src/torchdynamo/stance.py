@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Literal, TypeVar, cast, get_args
 
+from primtorch import forks
 from primtorch.ledger import LEDGER, Event
 from torchdynamo import torch_compilers_marks
 from torchdynamo._C import force_eager
@@ -15,7 +15,7 @@ from torchdynamo.events import STANCE
 Stance = Literal["default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile"]
 F = TypeVar("F", bound=Callable[..., object])
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _stance: Stance = "default"
 
 

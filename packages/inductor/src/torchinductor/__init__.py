@@ -37,13 +37,14 @@ from torchinductor.program_file import (
     library_path,
     write_program,
 )
-from torchinductor.schemas import NO_MEMORY, Binaries, GraphStats, InductorOptions, Memory
+from torchinductor.schemas import NO_MEMORY, Account, Binaries, GraphStats, InductorOptions, Memory
 from torchinductor.source import generate_source
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NO_MEMORY",
+    "Account",
     "BegunGraph",
     "Binaries",
     "BuildFailed",

@@ -10,11 +10,11 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from primtorch.once import once
+from primtorch import forks
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +52,36 @@ def _warn_once(folder: str, error: str) -> None:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
-@once
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder that lives as long as the process, for kernels that are not cached."""
-    return tempfile.TemporaryDirectory(prefix="torchinductor-")
+_SCRATCH = forks.ScratchFolder("torchinductor-")  # for kernels that are not cached
+
+
+class _Turns:
+    """The files that this process has locked. A forked process holds them open too, and would keep them locked."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+        forks.in_child(self._forked)
+
+    def _forked(self) -> None:
+        while self.taken:
+            os.close(self.taken.pop())
+
+    def begin(self, path: Path) -> int:
+        """The descriptor of a file that is to be locked. Raises OSError."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        self.taken.add(descriptor)
+        return descriptor
+
+    def end(self, descriptor: int) -> None:
+        """Lets a file go."""
+        if descriptor in self.taken:
+            self.taken.remove(descriptor)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+_TURNS = _Turns()
 
 
 @contextmanager
@@ -65,13 +91,13 @@ def turn(path: Path, seconds: float = MOST_WAITING) -> Iterator[None]:
     beside = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = beside.open("w")
+        descriptor = _TURNS.begin(beside)
     except OSError:  # no room, say: who writes the file finds out, and tells
         yield
         return
-    with lock:
+    try:
         end = time.monotonic() + seconds
-        while not _taken(lock.fileno()):
+        while not _taken(descriptor):
             if time.monotonic() > end:
                 _log.warning("another process takes more than %.0f s to make %s: it is made here, too", seconds, path)
                 break
@@ -80,6 +106,8 @@ def turn(path: Path, seconds: float = MOST_WAITING) -> Iterator[None]:
             yield
         finally:
             beside.unlink(missing_ok=True)
+    finally:
+        _TURNS.end(descriptor)
 
 
 def _taken(descriptor: int) -> bool:
@@ -119,7 +147,7 @@ class DiskCache:
 
     def shared(self, name: str) -> Path:
         """A file that processes add to, beside those of the keys."""
-        folder = self.folder if self.folder is not None and self.writable else Path(_scratch().name)
+        folder = self.folder if self.folder is not None and self.writable else _SCRATCH.path
         return folder / name
 
     def turn(self, key: str, suffix: str) -> AbstractContextManager[None]:
@@ -130,7 +158,7 @@ class DiskCache:
     def temporary(self, key: str, suffix: str) -> Path:
         """A new path to write a file to before publishing it."""
         path = self._path(key, suffix)
-        folder = path.parent if path is not None and self.writable else Path(_scratch().name)
+        folder = path.parent if path is not None and self.writable else _SCRATCH.path
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(suffix=".tmp", prefix=key, dir=folder)
         os.close(handle)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from primtorch.higher_order import HigherOrder, InvokeSubgraph, with_bodies
-from primtorch.ledger import LEDGER, Event, Ledger
+from primtorch.ledger import Event
 from primtorch.printing import body_names
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import (
@@ -42,12 +42,8 @@ from torchinductor.program import Launcher, Program, Run, Value
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import check_between_passes, schedule
-from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
+from torchinductor.schemas import NO_MEMORY, Account, Dump, GraphStats, InductorOptions, Memory, Watch
 from torchinductor.spliced import Region, spliced
-
-Dump = Callable[[str, str], None]
-Watch = Callable[[str, int, int], None]
-"""Is told what is under way: the stage, how many kernels it is done with, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -161,53 +157,41 @@ def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[object] = (),
     options: InductorOptions | None = None,
-    *,
-    dump: Dump | None = None,
-    ledger: Ledger = LEDGER,
-    title: str = "graph",
-    watch: Watch | None = None,
+    account: Account | None = None,
 ) -> CompiledGraph:
     """Compiles a graph that is closed under the prims.
 
     Args:
         gm: functional; each node has its `meta["val"]`. Placeholders are SymInts and tensors.
         example_inputs: not needed, as the graph says all; any compiler of graphs is given them.
-        dump: called with (file name, text) for each stage.
-        title: what the ledger and profilers call it.
-        watch: is told what is under way.
-        ledger: is told, under `title`, of what runs otherwise than planned, now and at each call.
 
     Raises:
         LoweringError: a node has no rule.
         UnknownDevice: a tensor's device has no code generation back end.
         CompilerMissing, BuildFailed: generated source could not be built.
     """
-    return begin_graph(gm, example_inputs, options, dump=dump, ledger=ledger, title=title, watch=watch)()
+    return begin_graph(gm, example_inputs, options, account)()
 
 
 def begin_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[object] = (),
     options: InductorOptions | None = None,
-    *,
-    dump: Dump | None = None,
-    ledger: Ledger = LEDGER,
-    title: str = "graph",
-    watch: Watch | None = None,
+    account: Account | None = None,
 ) -> BegunGraph:
     """`compile_graph` up to where kernels are built, which goes on while the caller does something else.
 
     Raises:
         LoweringError, UnknownDevice: see `compile_graph`.
     """
-    options = options or InductorOptions()
-    clock = _Clock(watch)
+    options, account = options or InductorOptions(), account or Account()
+    clock = _Clock(account.watch)
     clock.at("lower")
     for device in _device_types(gm):
         warm_codegen(device, options)
-    lowered = lower_graph(gm, options, takes, _Bodies(options, dump, ledger, title), traits_of)
+    lowered = lower_graph(gm, options, takes, _Bodies(options, account), traits_of)
     for name, frames in lowered.by_reference:
-        ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
+        account.ledger.add(Event(OPERATOR_BY_REFERENCE, account.title, name, frames))
     clock.lap("lower")
     operations = schedule(lowered, options, traits_of)
     clock.lap("schedule")
@@ -235,11 +219,11 @@ def begin_graph(
         program = _program(lowered, operations, sources, built, options, origins)
         program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
         clock.lap("emit")
-        run, consume = _runnable(program, options, ledger, title)
+        run, consume = _runnable(program, options, account)
         clock.lap("prepare")
         files = {name: text for b in built.values() for name, text in b.files.items()}
-        if dump is not None:
-            _dump(dump, lowered, operations, files, program)
+        if account.dump is not None:
+            _dump(account.dump, lowered, operations, files, program)
         stats = _stats(gm, operations, built, clock, program, origins)
         return CompiledGraph(program, stats, files, run, consume, _kept_graph(program, unique, stats), unique)
 
@@ -258,7 +242,7 @@ def _kept_graph(
 
 
 def load_graph(
-    kept: KeptGraph, options: InductorOptions | None = None, *, ledger: Ledger = LEDGER, title: str = "graph"
+    kept: KeptGraph, options: InductorOptions | None = None, account: Account | None = None
 ) -> CompiledGraph:
     """What `compile_graph` made, in another process, of the same graph with the same options: only its kernels are
     built, or found built.
@@ -277,7 +261,7 @@ def load_graph(
         keepalive=tuple(held for made in built for held in made.keepalive),
         constants=tuple((constant.slot, constant.tensor()) for constant in kept.constants),
     )
-    run, consume = _runnable(program, options, ledger, title)
+    run, consume = _runnable(program, options, account or Account())
     clock.lap("prepare")
     files = {name: text for b in built for name, text in b.files.items()}
     hits, misses = (sum(getattr(b, name) for b in built) for name in ("cache_hits", "cache_misses"))
@@ -305,8 +289,9 @@ def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path]
     return files
 
 
-def _runnable(program: Program, options: InductorOptions, ledger: Ledger, title: str) -> tuple[Run, Run]:
+def _runnable(program: Program, options: InductorOptions, account: Account) -> tuple[Run, Run]:
     """What runs a program, and what runs it and empties its list of inputs."""
+    ledger, title = account.ledger, account.title
     mended = tell_mended(ledger, title)
     choices = DiskCache(options.cache_dir).shared("products.txt") if options.tune_products else None
     native = prepare(program, mended, title, choices) if options.native_executor else None
@@ -372,9 +357,7 @@ class _Bodies:
     """
 
     options: InductorOptions
-    dump: Dump | None
-    ledger: Ledger
-    title: str
+    account: Account
     compiled: dict[fx.GraphModule, CompiledGraph] = field(default_factory=dict)
 
     def __call__(self, node: fx.Node) -> CompiledBodies:
@@ -384,8 +367,9 @@ class _Bodies:
         for body, name in zip(operator.bodies, body_names(node), strict=True):
             assert isinstance(body, fx.GraphModule)
             if body not in self.compiled:
-                dump, title = None if self.dump is None else partial(_dump_as, self.dump, name), f"{self.title} {name}"
-                self.compiled[body] = compile_graph(body, (), options, dump=dump, ledger=self.ledger, title=title)
+                dump = None if self.account.dump is None else partial(_dump_as, self.account.dump, name)
+                account = Account(f"{self.account.title} {name}", self.account.ledger, dump)
+                self.compiled[body] = compile_graph(body, (), options, account)
         return CompiledBodies(with_bodies(operator, [self.compiled[body] for body in operator.bodies]))  # type: ignore[index]
 
 

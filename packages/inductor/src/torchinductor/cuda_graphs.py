@@ -11,13 +11,14 @@ live until the next call has returned) is given out as a copy from then on.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+
+from primtorch import forks
 
 from .program import (
     Alloc,
@@ -195,7 +196,7 @@ class GraphedProgram:
         self._tensors = [i for i, item in enumerate(program.inputs) if not isinstance(item, SymbolInput)]
         self._symbols = [i for i, item in enumerate(program.inputs) if isinstance(item, SymbolInput)]
         self._states: dict[tuple[object, ...], _Seen | _Recorded | str] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def consume(self, inputs: list[Value]) -> list[Value]:
         """As a call, but the list is emptied."""

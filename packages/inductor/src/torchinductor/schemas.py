@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
+from primtorch.ledger import LEDGER, Ledger
 from torchinductor.program import Part
+
+Dump: TypeAlias = Callable[[str, str], None]
+"""Is given (file name, text)."""
+Watch: TypeAlias = Callable[[str, int, int], None]
+"""Is told what is under way: the stage, how many kernels it is done with, and of how many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +63,23 @@ class InductorOptions:
     deterministic: bool = False
     # Check every kernel after every pass, not only after the last one.
     verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who is told of a compilation, and by which name.
+
+    Attributes:
+        title: what the ledger and profilers call the graph.
+        ledger: is told of what runs otherwise than planned, now and at each call.
+        dump: is given the text of each stage.
+        watch: is told what is under way.
+    """
+
+    title: str = "graph"
+    ledger: Ledger = LEDGER
+    dump: Dump | None = None
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ its own; `adopt` gives it this one.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
+from primtorch import forks
 from primtorch.effects import argument_returned, own_results, tensor_arguments
 from primtorch.errors import TraceError
 from primtorch.fake.overlap import may_meet
@@ -32,7 +32,7 @@ _forms: dict[int, OpOverload] = {}  # by the identity of the operator
 _defined: list[OpOverload] = []  # they stay, so that their identities do
 _adopted: list[torch.library.Library] = []  # a library takes back what it registered when it goes
 _known: set[str] = set()  # names of operators that were looked at
-_registering = threading.RLock()  # one thread at a time defines what torch then knows by its name
+_registering = forks.rlock()  # one thread at a time defines what torch then knows by its name
 
 
 def functional_form(op: OpOverload) -> OpOverload:

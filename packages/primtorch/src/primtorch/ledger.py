@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 import os
-import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from primtorch import forks
 from primtorch.schemas import UserFrame
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -140,7 +140,7 @@ class Ledger:
         self.parent = parent
         self.refuse = refuse
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._counts: dict[Event, int] = {}  # by the event with count 1
         self._kept: dict[Kind, int] = {}  # different events of each kind
         self.told = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
+
+from primtorch import forks
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
     for one that registers something with torch, or owns a folder, is an error. If `make` raises, the next call runs it
     again. `make` may not call the function itself.
     """
-    lock = threading.Lock()
+    lock = forks.lock()
     made: list[T] = []
 
     @wraps(make)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
+from primtorch import forks
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.effects import tensor_arguments
 from primtorch.fake.tensor import FakeMode, FakeTensor, register_special
@@ -29,7 +29,7 @@ NAMESPACE = "primtorch_pullback"
 _library = torch.library.Library(NAMESPACE, "DEF")
 _pullbacks: dict[int, OpOverload] = {}  # by the identity of the operator
 _defined: list[OpOverload] = []  # they stay, so that their identities do
-_defining = threading.RLock()
+_defining = forks.rlock()
 _LISTS = "List[Tensor]"
 
 NOT_ASKED, GIVEN, NONE_GIVEN = range(3)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from primtorch import forks
 
 
 class Withheld:
@@ -15,8 +18,10 @@ class Withheld:
     """
 
     def __init__(self, getter: Callable[[], bool], setter: Callable[[bool], None]) -> None:
-        self._get, self._set, self._lock = getter, setter, threading.RLock()
-        self._blocks, self._wanted = 0, False
+        self._get, self._set, self._lock = getter, setter, forks.rlock()
+        self._blocks: Counter[int] = Counter()  # by the thread that they are of
+        self._wanted = False
+        forks.in_child(self._forked)
 
     def read(self) -> bool:
         """Whether it is on, or was before it was held off."""
@@ -35,17 +40,27 @@ class Withheld:
     def off(self) -> Iterator[None]:
         """A block in which it is off."""
         with self._lock:
-            if self._blocks == 0:
+            if not self._blocks:
                 self._wanted = self._get()
                 self._set(False)
-            self._blocks += 1
+            self._blocks[threading.get_ident()] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._blocks -= 1
-                if self._blocks == 0:
-                    self._set(self._wanted)
+                self._blocks[threading.get_ident()] -= 1
+                self._keep(+self._blocks)
+
+    def _forked(self) -> None:
+        """Ends the blocks of threads that are not in this process."""
+        here = threading.get_ident()
+        if self._blocks:
+            self._keep(Counter({thread: count for thread, count in self._blocks.items() if thread == here}))
+
+    def _keep(self, blocks: Counter[int]) -> None:
+        self._blocks = blocks
+        if not blocks:
+            self._set(self._wanted)
 
 
 # Python's collector of cyclic garbage: it would walk through all that the process holds several times over, for a

@@ -65,7 +65,7 @@ def save_cpp(
         graph, written = _operators(exported, env)
         lowered = lower(graph, walks_windows=torchinductor.walks_windows)
         torchinductor.choose_layouts(lowered)
-        compiled = torchinductor.compile_graph(lowered, (), settings, ledger=Ledger(), title="program")
+        compiled = torchinductor.compile_graph(lowered, (), settings, torchinductor.Account("program", Ledger()))
         signature = _Signature(exported).of_call(written, _asked(exported, env, known), _outputs(lowered))
         torchinductor.write_program(folder, compiled.program, compiled.sources.values(), signature, settings)
     except (InductorError, PrimTorchError) as error:

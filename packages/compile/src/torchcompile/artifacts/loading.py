@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torchdynamo
+from primtorch import forks
 from primtorch.ledger import LEDGER, Event, Ledger
-from primtorch.once import once
 from torchcompile.api import compile_one, stack_of
 from torchcompile.artifacts import archive, identity
 from torchcompile.artifacts.schemas import Contents
@@ -71,10 +71,7 @@ def load(
     return compile_one(model, transform)
 
 
-@once
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for kernels, the user's own, that lives as long as the process."""
-    return tempfile.TemporaryDirectory(prefix="torchcompile-")
+_SCRATCH = forks.ScratchFolder("torchcompile-")  # for kernels, the user's own
 
 
 class FromFile:
@@ -84,7 +81,7 @@ class FromFile:
         self._file = file
         self._contents = contents
         self._recompile = recompile
-        folder = Path(tempfile.mkdtemp(dir=_scratch().name))
+        folder = Path(tempfile.mkdtemp(dir=_SCRATCH.path))
         files = {}
         for name, content in contents.kernels.items():
             files[name] = folder / name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from primtorch import forks
 from primtorch.ledger import Event, Ledger
 from torchcompile.errors import WrongResult
 from torchcompile.events import NOT_VERIFIED
@@ -47,7 +47,7 @@ class _Watching:
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     @contextmanager
     def by(self, watch: Watch) -> Iterator[None]:

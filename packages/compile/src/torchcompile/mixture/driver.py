@@ -188,8 +188,9 @@ class _Half:
         toolchain, start = self.job.toolchain, time.perf_counter()
         try:
             lowered = graph if self.stage == "prims" else _lowered(graph, toolchain.options)
+            account = torchinductor.Account(title, toolchain.ledger)
             compiled = torchinductor.compile_graph(
-                lowered, inputs, backends.inductor_options(toolchain.options), ledger=toolchain.ledger, title=title
+                lowered, inputs, backends.inductor_options(toolchain.options), account
             )
         except backends.TOLD_OTHERWISE:
             raise

@@ -92,6 +92,11 @@ class CodegenBackend(ABC):
         """
         return [kernel]
 
+    def legalize_template(self, template: Template, options: InductorOptions) -> list[Kernel | Template]:
+        """What does the work of a template that an entry of `templates` has planned, planned too, in order; by default
+        the template itself."""
+        return [template]
+
     @abstractmethod
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Source for a kernel. Its pointer arguments are `kernel.arguments`, its int64 ones `kernel.symbols`."""
@@ -184,7 +189,9 @@ def legalized(operation: Kernel | Template, options: InductorOptions) -> Sequenc
     """What the back end of an operation's device makes of it, planned, in order."""
     backend = codegen_for(operation.device.type)
     planned = backend.templates[operation.kind](operation) if isinstance(operation, Template) else None
-    return backend.legalize(loops_of(operation), options) if planned is None else (planned,)
+    if planned is None:
+        return backend.legalize(loops_of(operation), options)
+    return backend.legalize_template(planned, options)
 
 
 def bundle_key(kernel: Kernel) -> Hashable | None:

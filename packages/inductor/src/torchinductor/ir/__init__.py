@@ -16,13 +16,14 @@ the same outer iteration, and of the same stage at the same point.
 
 A `Bundle` is several planned kernels that one launch runs beside each other.
 
-A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product.
+A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product, say.
 """
 
 from primtorch.promotion import REDUCED_PRECISION, compute_dtype
 from torchinductor.ir.attention import Attention
 from torchinductor.ir.body import Body, Recorder
 from torchinductor.ir.bundle import Bundle
+from torchinductor.ir.filter_gradient import FilterGradient
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
 from torchinductor.ir.operations import (
     Apply,
@@ -45,7 +46,7 @@ from torchinductor.ir.operations import (
     closure_of,
     slice_of,
 )
-from torchinductor.ir.template import Operand, Template, TemplateKind, loops_of
+from torchinductor.ir.template import Operand, Region, Template, TemplateKind, loops_of
 from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Bundle",
     "Carried",
     "Constant",
+    "FilterGradient",
     "IndexExpr",
     "Indirect",
     "Kernel",
@@ -70,6 +72,7 @@ __all__ = [
     "Recorder",
     "Reduce",
     "ReduceColumn",
+    "Region",
     "Replay",
     "Require",
     "Scan",

@@ -10,25 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from primtorch.symbolic.expr import IntExpr
 from torchinductor.ir.body import Body
-from torchinductor.ir.template import Template
+from torchinductor.ir.template import Region, Template
 
 POSITIONS = ("b", "h", "q", "k")  # batch, head of the query, query, key
 SCORE, GRADIENT = "score", "gradient"
 
 Direction = Literal["forward", "queries", "keys"]
 """What is computed: the results, the gradient by queries, or those by keys and values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A tensor in memory."""
-
-    buffer: str
-    shape: tuple[IntExpr, ...]
-    strides: tuple[IntExpr, ...]
-    offset: IntExpr
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Templates: kernels that a back end makes by a design of its own, around bodies that it is given.
 
 A template says what it does as plain loops, so that passes take it as they take a kernel, and each back end could
-generate it as one. The kind "matmul" is a product and what is made of it at once ("attention" is `ir.attention`):
+generate it as one. The kind "matmul" is a product and what is made of it at once ("attention" is `ir.attention`,
+"filter_gradient" `ir.filter_gradient`):
 
     result(outer axes) = epilogue(sum over the inner axis of left(axes) * right(axes))
 
@@ -16,15 +17,26 @@ from typing import Literal
 
 import torch
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
 from torchinductor.ir.body import Body
 from torchinductor.ir.kernel import Axis, Kernel
 from torchinductor.ir.operations import Apply, Bitcast, Constant, IndexExpr, Load, Reduce, ToDtype, slice_of
 
-TemplateKind = Literal["matmul", "attention"]
+TemplateKind = Literal["matmul", "attention", "filter_gradient"]
 
 # What a prologue consists of: what can be computed again for each tile that wants it.
 PROLOGUE = (Load, Constant, IndexExpr, ToDtype, Bitcast, Apply)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A tensor in memory."""
+
+    buffer: str
+    shape: tuple[IntExpr, ...]
+    strides: tuple[IntExpr, ...]
+    offset: IntExpr
 
 
 @dataclass(frozen=True, slots=True)

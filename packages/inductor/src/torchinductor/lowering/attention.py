@@ -25,8 +25,8 @@ from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, is_one, variable
-from torchinductor.ir import Attention, Axis, Kernel, Recorder, Stage
-from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Direction, Function, Region, Tables
+from torchinductor.ir import Attention, Axis, Kernel, Recorder, Region, Stage
+from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Direction, Function, Tables
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, Ops, Strided, TensorValue
 from torchinductor.ops import OpsHandler

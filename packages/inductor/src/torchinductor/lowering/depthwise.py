@@ -4,7 +4,10 @@ Such a convolution computes little and moves memory, as a pooling does, so that 
 library's: of five of MobileNetV3's, channels last, 64 images, on an H100, 52, 37, 32, 15 and 17 us, and 59, 34, 28, 15
 and 17 by cuDNN, which compiles most of its kernels at their first call, for 0.3 to 1 s each. Filters lie tap by tap for
 it, so that neighbouring channels find theirs beside each other. The gradient of the images is such a window again, of
-the gradient. That of the filters is left to the library.
+the gradient. That of the filters is a template (`ir.filter_gradient`) where the device's back end has a design for it,
+whatever the images' sizes: its kernel reads what a library's does, once, and is there from the first call on. Left to
+the library are images by rows, where neighbouring threads would read each channel's windows by themselves, and filters
+that several results of a channel have.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from typing import cast
 import torch
 from torch import fx
 
-from primtorch.layout import is_channels_last
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ONE, Index, contiguous_strides, exprs, number
-from torchinductor.lowering.context import Context
+from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, number
+from torchinductor.ir import Axis, FilterGradient, Kernel, Recorder, Region, Stage
+from torchinductor.lowering.context import Context, same_strides
 from torchinductor.lowering.pointwise import convert_element_type
 from torchinductor.lowering.values import Load, Masked, Ops, TensorValue
 from torchinductor.lowering.views import permute, squeeze
@@ -86,6 +89,59 @@ def image_gradient(
     return _of_kind(ctx, element, image.shape, image, kernel[0] * kernel[1])
 
 
+def filter_gradient(
+    ctx: Context, gradient: TensorValue, image: TensorValue, filters: TensorValue, *settings: object
+) -> TensorValue | None:
+    """The gradient of the filters of such a convolution, summed up in float32; None where the device's back end has no
+    design for it either."""
+    assert ctx.node is not None
+    if not _fits(ctx, ctx.node.args[1], filters, settings) or not _is_channels_last(ctx.node.args[0]):
+        return None
+    stride, padding, dilation = _geometry(settings)
+    regions = {"gradient": _region(ctx, gradient), "image": _region(ctx, image)}
+    high, wide = kernel = _kernel(filters)
+    batch, channels, height, width = gradient.shape
+    sizes = (number(high), number(wide), channels, batch * height, width)
+    axes = tuple(Axis(f"i{at}", size, at >= 3) for at, size in enumerate(sizes))
+    y, x, channel, line, column = (axis.var for axis in axes)
+    result = ctx.new_buffer(filters.shape, filters.dtype, filters.device, exprs(ctx.node.meta["val"][1].stride()))
+
+    inner, key = Recorder({a.name: a.size for a in axes}), ctx.new_name("r")
+    windows = Windows(image, kernel, stride, padding, dilation, gradient.shape)
+    place = (line // height, channel, line % height, column)
+    spatial = windows.at(place[2:], (y, x))
+    mask = windows.inside(inner, spatial, None)
+    part = image.load((*place[:2], *spatial), inner if mask is None else Masked(inner, mask))
+    inner.reduce("sum", key, inner.apply("mul", gradient.load(place, inner), part))
+    outer = Recorder({a.name: a.size for a in axes})
+    outer.store(result.name, dot((channel, ZERO, y, x), result.strides), outer.carried(key, torch.float32))
+
+    stages = (Stage("inner", inner.body()), Stage("outer", outer.body()))
+    template = FilterGradient(
+        kind="filter_gradient",
+        loops=Kernel(ctx.new_name("op"), filters.device, axes, stages, ctx.buffers, ctx.origin()),
+        kernel=kernel,
+        stride=_pair(stride),
+        padding=_pair(padding),
+        dilation=_pair(dilation),
+        **regions,
+    )
+    if not ctx.takes(template):
+        return None
+    ctx.operations.append(template)
+    return ctx.strided(result)
+
+
+def _region(ctx: Context, value: TensorValue) -> Region:
+    data = ctx.realize(value)
+    return Region(data.buffer, value.shape, data.strides, data.offset)
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
+
+
 def _tests(ops: Ops, place: IntExpr, size: IntExpr, reach: int, stride: int, made: IntExpr) -> list[int]:
     """Whether a window's element at a place of the padded image, in units of the stride, belongs to an output."""
     found = []
@@ -124,9 +180,13 @@ def _fits(ctx: Context, image: object, filters: TensorValue, settings: Sequence[
 
 
 def _is_channels_last(image: object) -> bool:
+    """How many images there are need not be known, and nobody is asked."""
     value = cast("fx.Node", image).meta["val"]
-    static = all(isinstance(size, int) and size > 0 for size in value.shape)
-    return static and is_channels_last(tuple(value.shape), tuple(value.stride()))
+    batch, channels, height, width = shape = exprs(value.shape)
+    if batch.as_int() == 0 or any((size.as_int() or 0) < 1 for size in shape[1:]):
+        return False
+    images, rows, columns, step = contiguous_strides((batch, height, width, channels))
+    return same_strides(shape, exprs(value.stride()), (images, step, rows, columns))
 
 
 def _by_taps(ctx: Context, filters: TensorValue) -> TensorValue:

@@ -404,23 +404,33 @@ def _leads_to_product(node: fx.Node) -> bool:
 def _convolution_backward(
     ctx: Context, node: fx.Node, prim: Prim, args: tuple[object, ...], kwargs: dict[str, object], meta: object
 ) -> object:
-    """The gradients of a convolution, by ATen but for that of the images of a depthwise one."""
+    """The gradients of a convolution, by ATen but for those of a depthwise one that are kernels of ours."""
     *operands, mask = args
-    wanted = tuple(cast("Sequence[bool]", mask))
-    images = depthwise.image_gradient(ctx, *operands[:3], *operands[4:]) if wanted[0] else None  # type: ignore[arg-type]
-    if images is None:
-        return _opaque(ctx, prim, args, kwargs, meta)
-    parts = cast("Sequence[object]", meta)
-    _hint(images, parts[0])
+    parts, settings = cast("Sequence[object]", meta), (*operands[:3], *operands[4:])
+    wanted = list(cast("Sequence[bool]", mask))
+    made: list[object] = [None] * 3
+    for place, rule in enumerate((depthwise.image_gradient, depthwise.filter_gradient)):
+        if wanted[place]:
+            made[place] = rule(ctx, *settings)  # type: ignore[arg-type]
+    left = [asked and found is None for asked, found in zip(wanted, made, strict=True)]
+    if left == [False, False, True]:
+        made[2], left[2] = _summed_up(ctx, cast("TensorValue", operands[0])), False
+    if any(left):
+        metas = [part if asked else None for part, asked in zip(parts, left, strict=True)]
+        called = cast("Sequence[object]", _opaque(ctx, prim, (*operands, tuple(left)), kwargs, metas))
+        made = [theirs if ours is None else ours for ours, theirs in zip(made, called, strict=True)]
     for part in node.users:
-        if part.args[1] == 0:
-            _realize_shared(ctx, part, images)
-    rest: Sequence[object] = (None,) * 3
-    if any(wanted[1:]):
-        rest = cast(
-            "Sequence[object]", _opaque(ctx, prim, (*operands, (False, *wanted[1:])), kwargs, (None, *parts[1:]))
-        )
-    return (images, *rest[1:])
+        value = made[cast("int", part.args[1])]
+        if isinstance(value, TensorValue) and isinstance(value.data, Lazy):
+            _hint(value, parts[cast("int", part.args[1])])
+            _realize_shared(ctx, part, value)
+    return tuple(made)
+
+
+def _summed_up(ctx: Context, images: TensorValue) -> TensorValue:
+    """The sum over all images and places, rounded once: a bias's gradient."""
+    total = RULES["sum"](ctx, pointwise.convert_element_type(ctx, images, torch.float32), (0, 2, 3), False)
+    return pointwise.convert_element_type(ctx, cast("TensorValue", total), images.dtype)
 
 
 def _needs_order(ctx: Context, meta: object) -> bool:

@@ -11,7 +11,6 @@ What cannot be asked stays as the formula has it.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
+from primtorch import forks
 from primtorch.arguments import TENSORS
 from primtorch.errors import NoFormula, PrimError, PrimTorchError
 from primtorch.fake.recipe import storage_bytes
@@ -47,7 +47,7 @@ _TAKE_MASKS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_",
 _CPU = torch.device("cpu")
 _KEYS = DispatchKeySet(DispatchKey.CPU)
 
-_drawing = threading.Lock()  # one thread at a time has the default generator's state put back
+_drawing = forks.lock()  # one thread at a time has the default generator's state put back
 
 
 @dataclass(frozen=True, slots=True)

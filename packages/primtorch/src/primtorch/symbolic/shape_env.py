@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from primtorch import forks
 from primtorch.errors import DataDependentValue
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Atom, Call, IntExpr, Program, Symbol, atom_expr, constant, intern_symbol, symbol
@@ -99,7 +100,10 @@ class ShapeEnv:
         """p (without constant term) -> the largest known k with p >= k."""
         self._values: dict[str, int | float] = {}
         """Of symbols during a trial, where they are not the example's."""
-        self._trials = threading.RLock()
+        self._trials = forks.rlock()
+        self._before: list[tuple[int, Mapping[str, Any]]] = []
+        """What was known before the trials that are under way, with the threads that they are of."""
+        forks.in_child(self._forked)
 
     # making symbols -------------------------------------------------------------------------------------------
     def release(self) -> None:
@@ -264,8 +268,8 @@ class ShapeEnv:
             known: what holds already, as an earlier block asked it.
         """
         with self._trials:
-            before = {name: getattr(self, name) for name in _KNOWLEDGE}
-            for name, state in before.items():
+            self._before.append((threading.get_ident(), {name: getattr(self, name) for name in _KNOWLEDGE}))
+            for name, state in self._before[-1][1].items():
                 setattr(self, name, state.copy())
             self.guards, self._values = [], {}
             for guard in known:
@@ -274,10 +278,19 @@ class ShapeEnv:
             try:
                 yield self.guards
             finally:
-                for name, state in before.items():
-                    setattr(self, name, state)
-                for name, info in self.symbols.items():
-                    self._ranges.setdefault(name, (info.min, info.max))
+                self._know(self._before.pop()[1])
+
+    def _know(self, before: Mapping[str, Any]) -> None:
+        for name, state in before.items():
+            setattr(self, name, state)
+        for name, info in self.symbols.items():
+            self._ranges.setdefault(name, (info.min, info.max))
+
+    def _forked(self) -> None:
+        """Ends the trial of a thread that is not in this process."""
+        if self._before and self._before[0][0] != threading.get_ident():
+            self._know(self._before[0][1])
+            self._before.clear()
 
     @property
     def taken(self) -> tuple[Sequence[ShapeGuard], Mapping[str, int | float]]:

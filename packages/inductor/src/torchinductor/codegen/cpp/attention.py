@@ -26,8 +26,8 @@ from torchinductor.codegen.cpp.stage_text import Value
 from torchinductor.codegen.cpp.tile_product import LANE_BYTES, TILE_PRODUCT
 from torchinductor.codegen.cpp.writer import arguments, empty_checks
 from torchinductor.codegen.naming import PLACEHOLDER
-from torchinductor.ir import Attention, Template
-from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Function, Region
+from torchinductor.ir import Attention, Region, Template
+from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Function
 
 LARGEST_HEAD = 256
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

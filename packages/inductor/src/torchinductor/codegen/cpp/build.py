@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from primtorch import forks
 from torchinductor.cache import DiskCache, content_key
 from torchinductor.errors import BuildFailed, CompilerMissing
 from torchinductor.schemas import Binaries
@@ -103,12 +104,18 @@ def _file_facts(path: str) -> str:
 
 
 def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProcess[str]:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        return subprocess.run(
-            command, input=source, capture_output=True, text=True, check=False, env=_environment(), errors="replace"
-        )
+        compiler = forks.process(command, **pipes, text=True, env=_environment(), errors="replace")
     except OSError as error:
         raise BuildFailed(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+    with compiler:
+        try:
+            said, told = compiler.communicate(source)
+        except BaseException:  # an interrupt: nobody waits for what it makes
+            compiler.kill()
+            raise
+    return subprocess.CompletedProcess(command, compiler.returncode, said, told)
 
 
 @lru_cache(maxsize=1)

@@ -20,8 +20,8 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
-from torchinductor.ir import Attention, Template
-from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function, Region
+from torchinductor.ir import Attention, Region, Template
+from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function
 from torchinductor.ops import StoreMode
 
 from .expressions import ATOMICS, Value, tl_type

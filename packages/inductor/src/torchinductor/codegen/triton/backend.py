@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from primtorch import forks
 from torchinductor._C import TritonKernel
 from torchinductor.codegen.base import Building, Built, CodegenBackend, KernelSource, Planner
 from torchinductor.errors import BuildFailed
@@ -22,7 +22,7 @@ from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler, triton_version
 from .plan import PERSISTENT_LIMIT, WALK_COLUMNS, WALK_SUMS, WALK_WARPS, Layout
 from .split import split_reductions
-from .templates import PLANNERS, write_template
+from .templates import PLANNERS, split_template, write_template
 from .writer import TritonSource, write
 
 
@@ -82,7 +82,7 @@ class TritonBackend(CodegenBackend):
     def __init__(self, arch: int | None = None) -> None:
         self._arch = arch
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def foresee(self, options: InductorOptions) -> None:
         """Starts the compiling process in the background; it is ready about a second later."""
@@ -96,6 +96,10 @@ class TritonBackend(CodegenBackend):
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Planned kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
         return split_reductions(kernel)
+
+    def legalize_template(self, template: Template, options: InductorOptions) -> list[Kernel | Template]:
+        """One that sums up over many programs is their sums and the end of these."""
+        return split_template(template)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Raises `expressions.Unsupported` for what Triton has no text for."""

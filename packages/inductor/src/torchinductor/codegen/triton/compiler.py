@@ -10,15 +10,16 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import IO, TypedDict
 
+from primtorch import forks
 from torchinductor.cache import DiskCache, turn
 from torchinductor.errors import BuildFailed
 from torchinductor.schemas import Binaries
@@ -51,10 +52,19 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """Sources that are being compiled: what was found, and by their places the others."""
+    """Sources that are being compiled.
+
+    Attributes:
+        found: what was in a cache.
+        replies: the others, by their places.
+        anew: compiles all of them, for a forked process, where nobody waits for the replies.
+        process: which is waiting for them.
+    """
 
     found: Sequence[Binary | None]
     replies: Mapping[int, Future[Binary]]
+    anew: Callable[[], list[Binary]]
+    process: int = field(default_factory=os.getpid)
 
     @property
     def apart(self) -> bool:
@@ -63,6 +73,8 @@ class Compiling:
 
     def finish(self) -> list[Binary]:
         """Waits for the binaries, in the sources' order. Raises BuildFailed."""
+        if self.replies and self.process != os.getpid():
+            return self.anew()
         return [self.replies[place].result() if binary is None else binary for place, binary in enumerate(self.found)]
 
 
@@ -76,16 +88,22 @@ def triton_version() -> str:
 
 
 class Server:
-    """The compiling process. One that died is replaced at the next request."""
+    """The compiling process. One that died is replaced at the next request, and a forked process has one of its own."""
 
-    def __init__(self, arch: int, scratch: Path, parallel: int) -> None:
+    def __init__(self, arch: int, scratch: forks.ScratchFolder, parallel: int) -> None:
         self._arch = arch
         self._scratch = scratch
+        self._parallel = parallel
         self._slots = threading.BoundedSemaphore(parallel)
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: dict[int, Future[dict[str, str]]] = {}
         self._count = 0
+        forks.in_child(self._forked)
+
+    def _forked(self) -> None:
+        """The compiling process is another's, and those who wait for it are not here."""
+        self._process, self._slots, self._waiting = None, threading.BoundedSemaphore(self._parallel), {}
 
     def start(self) -> None:
         """Starts the process, which takes about a second to be ready; does not wait for it."""
@@ -94,11 +112,12 @@ class Server:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
+            self._process = forks.process(
                 [sys.executable, str(WORKER), str(self._arch)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "TRITON_CACHE_DIR": str(self._scratch), "TRITON_INTERPRET": "0"},
+                bufsize=0,
+                env={**os.environ, "TRITON_CACHE_DIR": str(self._scratch.path / "triton"), "TRITON_INTERPRET": "0"},
             )
             threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
         return self._process
@@ -107,7 +126,7 @@ class Server:
         """Hands replies to those who wait for them, until the process ends."""
         assert process.stdout is not None
         mine: set[int] = set()
-        for line in process.stdout:
+        for line in _lines(process.stdout):
             try:
                 found = json.loads(line)
             except json.JSONDecodeError:  # a reply that was cut to the pipe's length
@@ -134,10 +153,8 @@ class Server:
                 self._count += 1
                 self._waiting[self._count] = reply
                 line = json.dumps({"id": self._count, **request}) + "\n"
-                assert process.stdin is not None
                 try:
-                    process.stdin.write(line.encode())
-                    process.stdin.flush()
+                    _send(process, line)
                 except BrokenPipeError:
                     self._waiting.pop(self._count)
                     return {"error": f"the compiling process ended with status {process.wait()}"}
@@ -146,8 +163,25 @@ class Server:
     def close(self) -> None:
         """Ends the process, once it has compiled what it was asked for."""
         if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, ValueError):  # it has ended
+                _send(self._process, "\n")
             self._process.stdin.close()
             self._process.wait()
+
+
+def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    text = b""
+    while piece := pipe.read(1 << 16):
+        *lines, text = (text + piece).split(b"\n")
+        yield from lines
+
+
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
+    """Raises BrokenPipeError."""
+    assert process.stdin is not None
+    rest = memoryview(line.encode())
+    while rest:
+        rest = rest[process.stdin.write(rest) :]
 
 
 class TritonCompiler:
@@ -155,13 +189,17 @@ class TritonCompiler:
 
     def __init__(self, arch: int, folder: Path | None = None, workers: int | None = None) -> None:
         self.arch = arch
-        self._temporary = tempfile.TemporaryDirectory(prefix="torchinductor-triton-")
+        self._scratch = forks.ScratchFolder("torchinductor-triton-")
         atexit.register(self.close)
         self._shared = folder  # read from, even where it cannot be written to
-        writable = folder is not None and DiskCache(str(folder)).writable
-        self.folder = folder if folder is not None and writable else Path(self._temporary.name)
+        self._writable = folder if folder is not None and DiskCache(str(folder)).writable else None
         self._parallel = workers or min(16, os.cpu_count() or 1)
-        self._server = Server(arch, Path(self._temporary.name) / "triton", self._parallel)
+        self._server = Server(arch, self._scratch, self._parallel)
+
+    @property
+    def folder(self) -> Path:
+        """Where binaries are written to."""
+        return self._writable or self._scratch.path
 
     def start(self) -> None:
         """Gets the compiling process ready in the background."""
@@ -186,13 +224,14 @@ class TritonCompiler:
         """Begins what `compile` does: what is in no cache is compiled from now on, the longest text first."""
         found = [self._read(self.key(source), brought) for source in sources]
         lacking = [place for place, binary in enumerate(found) if binary is None]
+        anew = functools.partial(self.compile, sources, brought)
         if not lacking:
-            return Compiling(found, {})
+            return Compiling(found, {}, anew)
         pool = ThreadPoolExecutor(max_workers=min(len(lacking), self._parallel))
         lacking.sort(key=lambda place: -len(sources[place].text))
         replies = {place: pool.submit(self._one, sources[place]) for place in lacking}
         pool.shutdown(wait=False)
-        return Compiling(found, replies)
+        return Compiling(found, replies, anew)
 
     def files(self, source: TritonSource, brought: Binaries | None = None) -> dict[str, Path] | None:
         """The files of a source that was compiled before, by name."""
@@ -254,4 +293,4 @@ class TritonCompiler:
     def close(self) -> None:
         """Ends the compiling process and removes the temporary folder."""
         self._server.close()
-        self._temporary.cleanup()
+        self._scratch.remove()

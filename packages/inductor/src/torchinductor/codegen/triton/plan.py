@@ -20,7 +20,7 @@ from torchinductor.ir import Apply, Axis, Body, Constant, IndexExpr, Indirect, K
 from torchinductor.scheduling.axes import aligned_along, by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
-Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention"]
+Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention", "filter_gradient"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU

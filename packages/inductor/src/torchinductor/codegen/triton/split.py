@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from primtorch.symbolic.expr import IntExpr, intern_symbol
-from torchinductor.indexing import contiguous_strides, dot, number, product
+from torchinductor.indexing import ZERO, contiguous_strides, dot, number, product
 from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage, compute_dtype
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.scheduling.columns import in_parts
@@ -52,6 +52,13 @@ def split_reductions(kernel: Kernel) -> list[Kernel]:
         whole = planned(kernel, join=False)  # only moments over whole chunks have a rule for joining chunks
         cut = _cut(whole) or cut
     return [planned(part) for part in _Splitter(whole, cut).run()]
+
+
+def in_chunks(kernel: Kernel, chunks: int) -> tuple[Kernel, Kernel]:
+    """A kernel of sums as one that writes those over each of so many chunks of its first inner axis, whose size need
+    not be known, and one that adds these up."""
+    parts, ends = _Splitter(kernel, Cut((), kernel.inner[0], chunks)).run()
+    return parts, ends
 
 
 def _reductions(kernel: Kernel) -> list[Reduce]:
@@ -94,13 +101,16 @@ def _cut_axes(axes: Sequence[Axis], wanted: int) -> Cut:
 class _Rerecorder(Recorder):
     """Records a body again: results of earlier phases are loaded, and what lies past the end takes no part."""
 
-    def __init__(self, axes: tuple[Axis, ...], owner: _Splitter, tail: IntExpr | None = None, limit: int = 0) -> None:
+    def __init__(
+        self, axes: tuple[Axis, ...], owner: _Splitter, tail: IntExpr | None = None, limit: IntExpr = ZERO
+    ) -> None:
         super().__init__({a.name: a.size for a in axes})
         self.owner = owner
         self.inside: int | None = None
         if tail is not None:
-            position = self.index_expr(tail, torch.int64)
-            self.inside = self.apply("lt", position, self.constant(limit, torch.int64))
+            position, known = self.index_expr(tail, torch.int64), limit.as_int()
+            end = self.index_expr(limit, torch.int64) if known is None else self.constant(known, torch.int64)
+            self.inside = self.apply("lt", position, end)
 
     def carried(self, key: str, dtype: torch.dtype) -> int:
         buffer = self.owner.finished.get(key)
@@ -198,12 +208,12 @@ class _Splitter:
             for key, op in reductions.items()
         }
         # Chunks into the workspace.
-        whole = cut.axis.size.as_int() or 1
-        chunk = Axis("chunk", number(-(-whole // cut.chunks)), True)
+        whole, known = cut.axis.size, cut.axis.size.as_int()
+        chunk = Axis("chunk", (whole + number(cut.chunks - 1)) // number(cut.chunks), True)
         inner = [chunk if a is cut.axis else a for a in self.kernel.inner if a not in cut.whole]
         axes = (*splits, *outer, *inner)
         place = split.var * chunk.size + chunk.var
-        recorder = _Rerecorder(axes, self, place if whole % cut.chunks else None, whole)
+        recorder = _Rerecorder(axes, self, place if known is None or known % cut.chunks else None, whole)
         body.replay(recorder, {intern_symbol(cut.axis.name): place})
         write = _Rerecorder(axes, self)
         for key, buffer in partial.items():

@@ -144,7 +144,7 @@ def reap(running: dict[int, int], pipe: int) -> None:
 
 
 def main() -> None:
-    """Serves requests until stdin ends."""
+    """Serves requests until an empty line, or the end of stdin, which processes that were forked may hold open too."""
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     warm(int(sys.argv[1]))
@@ -160,6 +160,8 @@ def main() -> None:
             return
         *lines, text = (text + piece).split(b"\n")
         for line in lines:
+            if not line:
+                return
             request = json.loads(line)
             number = request.pop("id")
             running[fork(number, request, pipe)] = number

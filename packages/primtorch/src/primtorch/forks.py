@@ -1,0 +1,112 @@
+"""What a forked process has to do without: the threads of the process that it was made of.
+
+A lock that one of them held is held there by nobody who would let it go, and what it was about nobody ends. Locks that
+are made here are free in a forked process, unless the thread that forked holds them; whoever leaves something half done
+in another thread, or shares a pipe with another process, says what is to become of it. What the other process has made
+for as long as it lives, such as a folder, is not this one's to remove.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
+_STARTING = threading.Lock()
+_STARTED: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_TOLD: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def lock() -> threading.Lock:
+    """A `threading.Lock`. The thread that holds it does not fork."""
+    made = threading.Lock()
+    _LOCKS.add(made)
+    return made
+
+
+def rlock() -> threading.RLock:
+    """A `threading.RLock`, which stays held where the thread that holds it forks."""
+    made = threading.RLock()
+    _LOCKS.add(made)
+    return made
+
+
+def in_child(method: Callable[[], None]) -> None:
+    """Calls a bound method in each process that is forked from now on, before anything else of it runs, as long as its
+    object lives. Locks are free by then, and no other thread is there."""
+    _TOLD.append(weakref.WeakMethod(method, _TOLD.remove))
+
+
+def process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """A `subprocess.Popen` whose pipes no forked process holds open: whoever reads these to their end would wait for
+    that process. While it starts, no thread forks. Raises OSError."""
+    with _STARTING:
+        started = subprocess.Popen(command, **options)
+        _STARTED.add(started)
+        return started
+
+
+def _leave(started: subprocess.Popen[Any]) -> None:
+    """Another process's: its pipes lead nowhere (what is in a buffer of them, too), and nobody waits for it here."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for pipe in (started.stdin, started.stdout, started.stderr):
+        with suppress(ValueError):  # it is closed, or is about to be
+            if pipe is not None:
+                os.dup2(nowhere, pipe.fileno(), inheritable=False)
+    os.close(nowhere)
+    started.returncode = 0 if started.returncode is None else started.returncode
+
+
+def _forked() -> None:
+    _STARTING.release()
+    for started in list(_STARTED):
+        _leave(started)
+    _STARTED.clear()
+    for held in list(_LOCKS):
+        if not getattr(held, "_is_owned", bool)():
+            held._at_fork_reinit()
+    for reference in list(_TOLD):
+        method = reference()
+        if method is not None:
+            method()
+
+
+class ScratchFolder:
+    """A folder that lives as long as its object and the process, which makes it where it first asks for it. A forked
+    process has one of its own, and leaves that of the other alone."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._made: dict[int, Path] = {}  # by process
+        self._making = lock()
+        weakref.finalize(self, _removed, self._made)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        process = os.getpid()
+        with self._making:
+            if process not in self._made:
+                self._made[process] = Path(tempfile.mkdtemp(prefix=self._prefix))
+            return self._made[process]
+
+    def remove(self) -> None:
+        """Removes it and what is in it; whoever asks for it afterwards gets a new one."""
+        _removed(self._made)
+
+
+def _removed(made: dict[int, Path]) -> None:
+    path = made.pop(os.getpid(), None)
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+os.register_at_fork(before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_forked)
