@@ -88,7 +88,7 @@ def test_sums_fit_the_registers(arch: int, tmp_path: Path) -> None:
         taken = resources_of(binary)
         assert not taken.spilled and taken.registers <= 200, taken
         text = (tmp_path / f"{binary.key}.ptx").read_text()
-        assert "ld.global.v2.b32" in text  # four neighbouring channels at a time
+        assert "ld.global.b32" in text  # two neighbouring channels at a time
 
 
 def test_values_in_the_interpreter() -> None:

@@ -43,10 +43,11 @@ class Tile:
     programs: int
 
 
-# By the number of taps up to which an entry holds.
+# By the number of taps up to which an entry holds: of twenty, those that take a step's gradients of MobileNetV3 and of
+# EfficientNet with 128 images least time on an H200 (docs/results/h200_programs.md).
 TILES: Mapping[int, Tile] = {
-    9: Tile(along=7, vector=4, warps=4, programs=132 * 4),
-    25: Tile(along=7, vector=4, warps=4, programs=132 * 3),
+    9: Tile(along=7, vector=2, warps=4, programs=132 * 6),
+    25: Tile(along=7, vector=2, warps=2, programs=132 * 12),
 }
 CHANNELS = 64  # of a tile, at most: two bytes each, they fill a cache line
 FEWEST = 8  # of a tile of many channels
