@@ -5,10 +5,10 @@ library's: of five of MobileNetV3's, channels last, 64 images, on an H100, 52, 3
 and 17 by cuDNN, which compiles most of its kernels at their first call, for 0.3 to 1 s each. Filters lie tap by tap for
 it, so that neighbouring channels find theirs beside each other. The gradient of the images is such a window again, of
 the gradient. That of the filters is a template (`ir.filter_gradient`) where the device's back end has a design for it,
-whatever the images' sizes: its kernel reads what a library's does, once, and is there from the first call on (all of a
-step of MobileNetV3 with 128 images take 0.63 ms of an H200, and 1.61 by cuDNN; of EfficientNet-B0 0.94 and 2.00). Left to
-the library are images by rows, where neighbouring threads would read each channel's windows by themselves, and filters
-that several results of a channel have.
+whatever the images' sizes: its kernel reads what a library's does, once, and is there from the first call on. All of a
+step of MobileNetV3 with 128 images take 0.63 ms of an H200, and 1.61 by cuDNN; of EfficientNet-B0 0.94 and 2.00. Left
+to the library are images by rows, where neighbouring threads would read each channel's windows by themselves, and
+filters that several results of a channel have.
 """
 
 from __future__ import annotations
