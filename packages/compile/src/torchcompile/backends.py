@@ -41,7 +41,7 @@ from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress
-from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
+from torchcompile.shelf import FrameTexts, Brought, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, program_form, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
@@ -113,6 +113,7 @@ class Toolchain:
             journal.dumped_to(dumps)
         self.brought: Brought | None = None  # what `torchcompile.load` took from a file
         self.kept: list[Kept] = []  # captured graphs, for `torchcompile.save`
+        self.frames: FrameTexts | None = None  # where captured frames are kept
         self.at_failure: dict[str, AtFailure] = {}  # by the title of a graph that is examined
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 

@@ -99,11 +99,17 @@ class Origin:
 
 
 _ORIGINS: weakref.WeakKeyDictionary[FunctionType, Origin] = weakref.WeakKeyDictionary()
+_WRITTEN: weakref.WeakKeyDictionary[CodeType, CodeType] = weakref.WeakKeyDictionary()  # of resume functions' code
 
 
 def origin_of(function: FunctionType) -> Origin | None:
     """The origin of a resume function; None for any other function."""
     return _ORIGINS.get(function)
+
+
+def written_code(code: CodeType) -> CodeType:
+    """The code that the program has for this: of a resume function's, that of the function which it goes on with."""
+    return _WRITTEN.get(code, code)
 
 
 def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
@@ -120,6 +126,7 @@ def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
     resumed.__module__ = function.__module__
     shift = len(code.co_code) - len(function.__code__.co_code)
     _ORIGINS[resumed] = Origin(_without_closure(function), entrance, shift)
+    _WRITTEN[code] = written_code(function.__code__)
     return resumed
 
 
