@@ -41,7 +41,7 @@ from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress
-from torchcompile.shelf import FrameTexts, Brought, Kept, ProgramShelf, key_of, lines_of
+from torchcompile.shelf import Brought, FrameTexts, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, program_form, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
@@ -618,8 +618,8 @@ def _counted(
     example_inputs: Inputs,
     name: str | None = None,
 ) -> Runner:
-    """A caller's own back end; its graphs are counted, and held to eager, as those of the named ones are, and its errors
-    are for the caller.
+    """A caller's own back end; its graphs are counted, and held to eager, as those of the named ones are; its errors are
+    for the caller.
 
     Args:
         name: of one of torch's.

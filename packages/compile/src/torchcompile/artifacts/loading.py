@@ -39,8 +39,8 @@ def load(
     """Takes what `save` wrote: of a compiled model, for `model`, the same function or a module of the same class; of an
     exported graph, without one.
 
-    The result is what `compile` gave when the file was made. What its calls compute is looked up in the file: nothing is
-    traced, lowered or built, and no compiler is needed. Calls whose capture is in the file, guards and all, are not
+    The result is what `compile` gave when the file was made. What its calls compute is looked up in the file: nothing
+    is traced, lowered or built, and no compiler is needed. Calls whose capture is in the file, guards and all, are not
     captured either, where all that it read is the same here. The file holds machine code and Python's: take one only
     from whom you would take a program.
 

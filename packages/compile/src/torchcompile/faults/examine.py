@@ -144,7 +144,9 @@ def _where(found: Reproducer | None) -> str:
     if found is None:
         return ""
     if found.path is None:
-        return f"\nreduced to {found.lines} operators; they, or the back end, are the program's own objects: no file can"
+        return (
+            f"\nreduced to {found.lines} operators; they, or the back end, are the program's own objects: no file can"
+        )
     return f"\nreduced to {found.lines} operators: {found.path}"
 
 

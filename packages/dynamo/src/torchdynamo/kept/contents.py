@@ -181,7 +181,7 @@ def code_digest(code: types.CodeType) -> str:
     return _hash(_bytes(code))
 
 
-def _bytes(told: object) -> bytes:
+def _bytes(told: Any) -> bytes:
     """What is told of an object: plain values, tuples and lists of them, code.
 
     Raises:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from torchdynamo.kept.contents import Contents, NotKept, nested_codes
 from torchdynamo.kept.rows import Row, is_plain
 from torchdynamo.schemas import Guard, GuardKind
@@ -251,7 +252,6 @@ class Namer:
                 return ["contents", self.place(cell)]
         return None
 
-
     def _of_class(self, obj: Any) -> Row | None:
         """Where no name leads to a class (one that is made while the program runs, or whose module is another object):
         what others inherit from, and functions by the bodies that they are in."""
@@ -379,6 +379,6 @@ _WITHOUT_CONTENT = frozenset({"value", "logger", "modules"})
 _MOST_DECORATORS = 20
 _EMPTY = types.CellType()
 _WITH_NAMES = (
-    type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Union), type(typing.Any),
+    type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Optional),
 )  # fmt: skip
 _HOLDERS = (property, staticmethod, classmethod, functools.cached_property)
