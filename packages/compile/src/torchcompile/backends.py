@@ -618,8 +618,8 @@ def _counted(
     example_inputs: Inputs,
     name: str | None = None,
 ) -> Runner:
-    """A caller's own back end; its graphs are counted, and held to eager, as those of the named ones are; its errors are
-    for the caller.
+    """A caller's own back end; its graphs are counted, and held to eager, as those of the named ones are. Its errors
+    are for the caller.
 
     Args:
         name: of one of torch's.
