@@ -15,6 +15,8 @@ import torchcompile
 import torchdynamo
 import torchinductor
 
+pytestmark = pytest.mark.warm
+
 
 def _module(breaks: bool) -> tuple[Any, dict[str, Any]]:
     class Local(nn.Module):

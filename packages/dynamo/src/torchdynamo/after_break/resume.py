@@ -99,7 +99,7 @@ class Origin:
 
 
 _ORIGINS: weakref.WeakKeyDictionary[FunctionType, Origin] = weakref.WeakKeyDictionary()
-_WRITTEN: weakref.WeakKeyDictionary[CodeType, CodeType] = weakref.WeakKeyDictionary()  # of resume functions' code
+_WRITTEN: dict[int, CodeType] = {}  # by the identity of resume functions' code: there may be two that are equal
 
 
 def origin_of(function: FunctionType) -> Origin | None:
@@ -109,7 +109,7 @@ def origin_of(function: FunctionType) -> Origin | None:
 
 def written_code(code: CodeType) -> CodeType:
     """The code that the program has for this: of a resume function's, that of the function which it goes on with."""
-    return _WRITTEN.get(code, code)
+    return _WRITTEN.get(id(code), code)
 
 
 def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
@@ -126,7 +126,8 @@ def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
     resumed.__module__ = function.__module__
     shift = len(code.co_code) - len(function.__code__.co_code)
     _ORIGINS[resumed] = Origin(_without_closure(function), entrance, shift)
-    _WRITTEN[code] = written_code(function.__code__)
+    _WRITTEN[id(code)] = written_code(function.__code__)
+    weakref.finalize(code, _WRITTEN.pop, id(code)).atexit = False
     return resumed
 
 

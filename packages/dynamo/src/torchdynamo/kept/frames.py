@@ -113,7 +113,12 @@ class KeptFrames:
 
     def of_call(self, state: Function, flat: Sequence[object]) -> KeptCall | None:
         """The frames of calls that look like this one, before it is captured; None where none are kept of it."""
-        return KeptCall(self.texts, state, flat, _key(state, flat)) if _is_plain_call(state) else None
+        if not _is_plain_call(state):
+            return None
+        try:
+            return KeptCall(self.texts, state, flat, _key(state, flat))
+        except NotKept:  # code that holds any objects
+            return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
