@@ -5,7 +5,7 @@ python tools/bench/warm_start.py [MODEL ...]      a table; models: resnet18, vit
 A first call is one forward, and in training one backward, of a model that has been built; imports are left out. Caches
 lie in a folder of the run's own. Every figure is the least of `--runs` processes, as seconds on the clock and seconds
 of processors, those of compilers that a call starts included: on a machine that others use, only the latter are the
-call's own.
+call's own. A later call of the same process says what of it is the model's own arithmetic.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def processor_seconds() -> float:
 
 
 def first_call(model_name: str, way: str, training: bool) -> dict[str, float]:
-    """Seconds of the first call in this process, on the clock and of processors, and of the former what capture and its
-    guards took."""
+    """Seconds of the first call in this process, on the clock and of processors, of the former what capture and its
+    guards took, and those of processors that the third call takes."""
     import torch
     import zoo
 
@@ -53,15 +53,20 @@ def first_call(model_name: str, way: str, training: bool) -> dict[str, float]:
         compiled = torchcompile.compile(model)
     elif way.startswith("torch"):
         compiled = torch.compile(model)
-    began, began_processors = time.perf_counter(), processor_seconds()
-    with torch.set_grad_enabled(training):
-        result = compiled(*args, **kwargs)
-        if training:
-            out = next(iter(result.values())) if isinstance(result, dict) else result
-            out.float().sum().backward()
-    seconds, processors = time.perf_counter() - began, processor_seconds() - began_processors
+
+    def call() -> tuple[float, float]:
+        began, began_processors = time.perf_counter(), processor_seconds()
+        with torch.set_grad_enabled(training):
+            result = compiled(*args, **kwargs)
+            if training:
+                out = next(iter(result.values())) if isinstance(result, dict) else result
+                out.float().sum().backward()
+        return time.perf_counter() - began, processor_seconds() - began_processors
+
+    seconds, processors = call()
     capture = torchcompile.report().capture_seconds if way.startswith("ours") else 0.0
-    return {"seconds": seconds, "processors": processors, "capture": capture}
+    later = [call()[1] for _ in range(2)][-1]
+    return {"seconds": seconds, "processors": processors, "capture": capture, "later": later}
 
 
 def measured(model: str, way: str, training: bool, folder: str, runs: int) -> dict[str, float]:
@@ -87,11 +92,14 @@ def one_process(model: str, way: str, training: bool, folder: str) -> dict[str, 
 
 
 def share(rows: dict[str, dict[str, float]], whose: str) -> str:
-    """A warm call's seconds in per cent of a cold one's: on the clock / of processors."""
+    """A warm call's seconds of processors in per cent of a cold one's: whole / less what a later call takes."""
     cold, warm = rows.get(f"{whose} cold"), rows.get(f"{whose} warm")
     if cold is None or warm is None:
         return ""
-    return " / ".join(f"{100 * warm[of] / cold[of]:.0f} %" for of in ("seconds", "processors"))
+    later = min(cold["later"], warm["later"])
+    return " / ".join(
+        f"{100 * (warm['processors'] - less) / (cold['processors'] - less):.0f} %" for less in (0.0, later)
+    )
 
 
 def main() -> None:
@@ -105,15 +113,16 @@ def main() -> None:
         print(json.dumps(first_call(given.one[0], given.one[1], given.one[2] == "1")))
         return
     print("Seconds on the clock / of processors.\n")
-    heads = ["model", "", *given.ways, "capture, of ours warm", "ours warm of cold", "torch warm of cold"]
+    heads = ["model", "", *given.ways, "capture, warm", "later call", "ours warm of cold", "torch warm of cold"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
     for model in given.models:
         for training in (False, True):
             with tempfile.TemporaryDirectory(prefix=Path(__file__).stem) as folder:
                 rows = {way: measured(model, way, training, folder, given.runs) for way in given.ways}
             times = [f"{row['seconds']:.2f} / {row['processors']:.2f}" for row in rows.values()]
-            captured = f"{rows['ours warm']['capture']:.2f}" if "ours warm" in rows else ""
-            cells = [model, "training" if training else "inference", *times, captured]
+            warm = rows.get("ours warm", {})
+            more = [f"{warm[of]:.2f}" if warm else "" for of in ("capture", "later")]
+            cells = [model, "training" if training else "inference", *times, *more]
             print(f"| {' | '.join((*cells, share(rows, 'ours'), share(rows, 'torch')))} |", flush=True)
 
 

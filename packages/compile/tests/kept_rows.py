@@ -153,6 +153,56 @@ ROWS: dict[str, Row] = {
         "class C:\n    def get(self, by): return by.n\nget = operator.methodcaller('get', By(2))\nONE = C()\n"
         "def program(x): return x * get(ONE)", ("By(2)", "By(3)"), kept=False,
     ),
+    # -- ways to what no name leads to ------------------------------------------------------------
+    "a setting behind a module's own class": Row(
+        "torch.manual_seed(0)\nMODEL = nn.MultiheadAttention(8, 2, batch_first=True).eval()\n"
+        "def make():\n    x = torch.linspace(-1, 1, 48).reshape(2, 3, 8)\n    return MODEL, (x, x, x)",
+        before="torch.backends.mha.set_fastpath_enabled(False)", differs=False,
+    ),
+    "a module's own class": Row(
+        "import kept_helper\ndef program(x): return x * kept_helper.by",
+        helper="import sys, types\nclass Own(types.ModuleType):\n    @property\n    def by(self): return 2\n"
+        "sys.modules[__name__].__class__ = Own", helper_change=("return 2", "return 3"),
+    ),
+    "what a module's own class inherits from": Row(
+        "import kept_helper\ndef program(x): return x * kept_helper.by",
+        helper="import sys, types\nclass Base(types.ModuleType):\n    def __getattr__(self, name): return 2\n"
+        "class Own(Base): pass\nmade = Own(__name__)\nsys.modules[__name__] = made",
+        helper_change=("return 2", "return 3"),
+    ),
+    "a class that is made while the program runs": Row(
+        "from torch.nn.utils.parametrize import register_parametrization\n"
+        "class Scaled(nn.Module):\n    def forward(self, weight): return weight * 2\n"
+        "MODEL = nn.Linear(3, 2, bias=False)\nnn.init.ones_(MODEL.weight)\n"
+        "register_parametrization(MODEL, 'weight', Scaled())\n"
+        "def make(): return MODEL, (torch.ones(3),)", ("weight * 2", "weight * 3"),
+    ),
+    "a method of such a class": Row(
+        "class Base(nn.Module):\n    def forward(self, x): return self.run(x)\n"
+        "def made(by):\n    def run(self, x): return x * by\n    return type('Made', (Base,), {'run': run})\n"
+        "MODEL = made(2.0)()\ndef make(): return MODEL, (torch.ones(3),)", ("made(2.0)", "made(3.0)"),
+    ),
+    "a scripted function": Row(
+        "@torch.jit.script\ndef inner(x):\n    return x * 2\ndef program(x): return inner(x)", ("x * 2", "x * 3")
+    ),
+    "classes that are keys": Row(
+        "class A: pass\nclass B: pass\nTABLE = {A: 2, B: 3}\nONE = A()\n"
+        "def program(x):\n    for kind, by in TABLE.items():\n        if isinstance(ONE, kind): x = x * by\n    return x",
+        ("{A: 2, B: 3}", "{B: 2, A: 3}"),
+    ),
+    "functions and typing's forms that are keys": Row(
+        "import typing\ndef inner(x): return x\nTABLE = {typing.Union: 2, inner: 3, typing.Any: 4}\n"
+        "def program(x):\n    for by in TABLE.values(): x = x * by\n    return x", ("2, inner", "5, inner"),
+    ),
+    "a mapping of collections.abc": Row(
+        "import collections.abc\nclass Table(collections.abc.Mapping):\n    def __init__(self, n): self.n = n\n"
+        "    def __getitem__(self, key):\n        if key != 'by': raise KeyError(key)\n        return self.n\n"
+        "    def __iter__(self): return iter(['by'])\n    def __len__(self): return 1\n"
+        "ONE = Table(2)\ndef program(x): return x * ONE.get('by', 1) + ONE.get('shift', 1)", ("Table(2)", "Table(3)"),
+    ),
+    "a function that no class can override": Row(
+        "import torch.nn.functional as F\ndef program(x): return F.hardswish(x * 2)", ("x * 2", "x * 3")
+    ),
     # -- classes --------------------------------------------------------------------------------
     "an attribute of a class": Row("class C:\n    by = 2\ndef program(x): return x * C.by", ("by = 2", "by = 3")),
     "a method that was put on an instance": Row(
@@ -659,7 +709,7 @@ ROWS: dict[str, Row] = {
     ),
     "the fast path of attention": Row(
         "def program(x): return x * (2 if torch.backends.mha.get_fastpath_enabled() else 3)",
-        before="torch.backends.mha.set_fastpath_enabled(False)", kept=False,
+        before="torch.backends.mha.set_fastpath_enabled(False)",
     ),
     "what a thread has": Row(
         "import threading\nHELD = threading.local()\nHELD.by = 2\ndef program(x): return x * HELD.by",

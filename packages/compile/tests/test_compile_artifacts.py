@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import torchcompile
+import torchdynamo
 from torchcompile import ArtifactError, ArtifactMismatch, InvalidArgument
 from torchcompile.artifacts.identity import digest_of
 
@@ -83,6 +84,55 @@ def saved(written: Callable[[int], types.ModuleType], tmp_path: Path) -> Path:
     torchcompile.save(compiled, tmp_path / "program")
     torchcompile.reset()
     return tmp_path / "program"
+
+
+class Layer(nn.Module):
+    """A layer with a break in it, and a function that is called behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.linear(x).sin()
+        torchcompile.graph_break()
+        return behind(found)
+
+
+def behind(x: torch.Tensor) -> torch.Tensor:
+    torchcompile.graph_break()
+    return x.cos() * 2
+
+
+@pytest.mark.expected_eager("graph_break")
+def test_breaks_within_what_is_called(tmp_path: Path) -> None:
+    """What goes on behind a break is no other source."""
+    model, x = nn.Sequential(Layer(), nn.Tanh(), Layer()), torch.randn(2, 3)
+    compiled = torchcompile.compile(model)
+    compiled(x).sum().backward()
+    torchcompile.save(compiled, tmp_path / "program")
+    torchcompile.reset()
+    loaded = torchcompile.load(tmp_path / "program", copy.deepcopy(model))
+    found = loaded(x)
+    found.sum().backward()
+    torch.testing.assert_close(found, model(x))
+    assert {event.kind.id for event in torchcompile.report().events} <= {"graph_break", "recompiled"}
+
+
+def test_what_is_loaded_is_not_captured(saved: Path, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards come with the file: a call that they let through is the one that was captured."""
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(saved.parent / "another"))
+    module = written(2)
+    loaded = torchcompile.load(saved, module.program)
+    torch.testing.assert_close(loaded(torch.ones(3)), module.program(torch.ones(3)))
+    assert torchdynamo.stats().found == 1
+    with pytest.raises(ArtifactMismatch, match="is not in"):
+        loaded(torch.ones(3, dtype=torch.float64))
+    torchcompile.reset()
+    module = written(2, above=3)  # on other lines it is captured: what is kept tells of them
+    loaded = torchcompile.load(saved, module.program)
+    torch.testing.assert_close(loaded(torch.ones(3)), module.program(torch.ones(3)))
+    assert torchdynamo.stats().found == 0
 
 
 def doctored(file: Path, change: Callable[[dict[str, bytes]], None]) -> Path:

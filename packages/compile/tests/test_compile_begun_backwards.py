@@ -11,6 +11,8 @@ import torchcompile
 from torchinductor import BuildFailed, CppBackend, InductorOptions, KernelSource, codegen_for, register_codegen
 from torchinductor.codegen.base import Building, Built
 
+pytestmark = pytest.mark.warm
+
 
 class Apart(CppBackend):
     """Builds as a back end does that leaves the work to other processes, and notes the order of things."""

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 Body = Callable[[nn.Linear, nn.BatchNorm1d, torch.Tensor], torch.Tensor]
 
 

@@ -10,6 +10,8 @@ import torch
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 Program = Callable[[torch.Tensor], torch.Tensor]
 
 

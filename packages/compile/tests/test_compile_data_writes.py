@@ -11,6 +11,8 @@ import torch
 import torchcompile
 from primtorch.ledger import REFUSED, Effect
 
+pytestmark = pytest.mark.warm
+
 Program = Callable[..., Any]
 
 

@@ -18,6 +18,8 @@ from aotautograd import aot_function
 from primtorch.errors import DataDependent
 from primtorch.ledger import LEDGER
 
+pytestmark = pytest.mark.warm
+
 # How the ends of the groups are read.
 WAYS: dict[str, Callable[[torch.Tensor], Sequence[Any]]] = {
     "tolist": lambda ends: ends.tolist(),

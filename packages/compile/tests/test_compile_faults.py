@@ -114,6 +114,42 @@ def test_an_error_of_a_stage_writes_its_reproducer(tmp_path: Path) -> None:
         assert "planted" in shown_by(tmp_path / "minified_prims_gelu.py")
 
 
+def flawed(gm: Any, inputs: Any) -> Any:
+    """A back end that computes tanh wrong, and has no cosine."""
+    names = [node.target for node in gm.graph.nodes if node.op == "call_method"]
+    if "cos" in names:
+        raise NotImplementedError("no cosine")
+    return lambda *values: [found * 1.01 if "tanh" in names else found for found in gm.forward(*values)]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_back_end_of_the_callers_own_is_held_to_eager(own: bool, tmp_path: Path) -> None:
+    backend = (lambda gm, inputs: flawed(gm, inputs)) if own else flawed
+    x = torch.randn(3, 4)
+
+    def compiled(program: Any, **options: Any) -> Any:
+        return torchcompile.compile(program, backend=backend, options={"cache": None, "dump": str(tmp_path), **options})
+
+    torch.testing.assert_close(compiled(lambda x: x.sin().exp(), verify=True)(x), x.sin().exp())
+    with pytest.raises(torchcompile.WrongResult, match=r"stage backend(.|\n)*tanh = sin.tanh\(\)"):
+        compiled(lambda x: x.sin().tanh().exp(), verify=True)(x)
+    with pytest.raises(torchcompile.WrongResult, match=r"(?s)reduced to 1 operators(.*no file can)?"):
+        compiled(lambda x: x.sin().tanh().exp(), verify=True, minify_on_error=True)(x)
+    with pytest.raises(NotImplementedError, match="no cosine") as raised:
+        compiled(lambda x: x.sin().cos().exp(), minify_on_error=True)(x)
+    assert "reduced to 1 operators" in raised.value.__notes__[0]
+    files = sorted(path.name for path in tmp_path.glob("minified*.py"))
+    assert files == ([] if own else ["minified_backend_cos.py", "minified_backend_tanh.py"])
+    for name in files:
+        assert f"from {__name__} import flawed" in (tmp_path / name).read_text()
+
+
+@pytest.mark.parametrize("backend", ["torch.eager", "eager", "aot_eager"])
+def test_other_back_ends_are_held_to_eager(backend: str) -> None:
+    model, x = Net(), torch.randn(3, 6)
+    torch.testing.assert_close(torchcompile.compile(model, backend=backend, options=VERIFY)(x), model(x))
+
+
 RIGHT = """
 import sys
 import torch

@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 Tensor = torch.Tensor
 NUMBERS = [1.0, 2.5, -3.0]
 

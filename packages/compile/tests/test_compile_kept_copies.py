@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import torchcompile
 from primtorch.ledger import LEDGER, Effect, of
 
+pytestmark = pytest.mark.warm
+
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded rows": lambda m: m[:1].expand(4, -1, -1, -1),
     "expanded within": lambda m: m[:, :1].expand(-1, 3, -1, -1),

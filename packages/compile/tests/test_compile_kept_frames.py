@@ -538,6 +538,26 @@ def program(x, w):
         assert torchdynamo.stats().found == 1
 
 
+def test_code_that_holds_an_object(folder: Path) -> None:
+    text = """
+import torch
+
+class By:
+    number = 3
+
+def program(x):
+    return x * "by".number
+
+program.__code__ = program.__code__.replace(
+    co_consts=tuple(By() if constant == "by" else constant for constant in program.__code__.co_consts)
+)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+    assert [run(folder, text) for _ in range(2)] == [0, 0]
+
+
 def test_what_was_found_is_saved(folder: Path) -> None:
     assert run(folder, PLAIN) == 0
     program, args = imported(folder, PLAIN).make()

@@ -425,6 +425,11 @@ def stances() -> None:
                 program(X.double())
         same((program(X), program(X.double())), (X * 2, X.double() * 2))
     assert "stance" in {event.kind.id for event in torchcompile.report().events}
+    for set_stance in (torchcompile.set_stance, torch.compiler.set_stance):
+        with set_stance("aot_eager_then_compile"):
+            before = torchcompile.report().captured
+            torchcompile.compile(lambda x: x.sin() * 3)(torch.randn(2))
+            assert torchcompile.report().captured == before + 1
     with torchcompile.set_stance("eager_then_compile"):
         program = torchcompile.compile(lambda x: x * (2 if torchcompile.is_compiling() else 3), backend="eager")
         same((program(X), program(X)), (X * 3, X * 2))

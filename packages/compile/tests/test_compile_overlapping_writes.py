@@ -10,6 +10,8 @@ import torch
 import torchcompile
 import torchdynamo
 
+pytestmark = pytest.mark.warm
+
 Tensor = torch.Tensor
 
 INPUTS: dict[str, Callable[[], Tensor]] = {

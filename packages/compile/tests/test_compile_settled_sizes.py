@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import torchcompile
 from primtorch.ledger import LEDGER, Effect, of
 
+pytestmark = pytest.mark.warm
+
 # Each makes one row of four numbers out of n of them.
 ROWS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "view": lambda x, n: x.view(n, -1, 4)[0],

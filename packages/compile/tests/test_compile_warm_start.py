@@ -484,7 +484,7 @@ import aotautograd.api
 import sys
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
-if sys.argv[1] == "warm":
+if sys.argv[1] != "cold":
     aotautograd.api.trace_joint = torchinductor.compile.lower_graph = None
 compiled = torchcompile.compile(model, options={"strict": True})
 x = torch.randn(3, 4)
@@ -496,15 +496,24 @@ for rows in (3, 5, 4):
     found = resized(x)
     torch.testing.assert_close(found, model(x))
     found.sum().backward()
+assert not torchcompile.report().fallbacks
 """
 
 
 def test_a_second_process_is_warm(cache: Path, tmp_path: Path) -> None:
+    """Also one of a machine that has no compiler, to which the folder was moved."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    for seed, stage in enumerate(("cold", "warm")):
+    moved = str(tmp_path / "moved")
+    for seed, stage in enumerate(("cold", "warm", "bare")):
+        settings = {"PYTHONHASHSEED": str(seed + 1)}
+        if stage == "bare":
+            assert main(["cache", "export", str(tmp_path / "cache.zip")]) == 0
+            assert main(["cache", "--folder", moved, "import", str(tmp_path / "cache.zip")]) == 0
+            settings |= {"PATH": "/nowhere", "TORCHCOMPILE_CACHE": moved}
         done = subprocess.run(
             [sys.executable, str(tmp_path / "program.py"), stage],
-            env={**os.environ, "PYTHONHASHSEED": str(seed + 1)}, capture_output=True, text=True, check=False, timeout=200,
+            env={name: value for name, value in {**os.environ, **settings}.items() if name != "CXX"},
+            capture_output=True, text=True, check=False, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
 

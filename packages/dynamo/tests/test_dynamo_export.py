@@ -307,6 +307,26 @@ def test_operators_over_graphs_are_kept_in_a_file(program: Callable[..., Any], t
         read(torch.randn(4, 3))
 
 
+def bindings(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What torch's own Python calls, and no class can override."""
+    y = torch.nn.functional.hardswish(x) + torch.nn.functional.hardsigmoid(x)
+    z = torch.relu_(torch.exp_(x * 2) - 1)
+    return (
+        y,
+        z,
+        torch._weight_norm(x, g, 0),
+        torch._C._nn.silu(x),
+        torch._C._nn.elu_(x + 1),
+        torch._C._nn.pad(x, (1, 2)),
+    )
+
+
+def test_bindings_are_kept_in_a_file(tmp_path: Path) -> None:
+    given = torch.randn(4, 3), torch.rand(4, 1)
+    torchdynamo.save(torchdynamo.export(bindings)(*given), tmp_path / "graph")
+    torch.testing.assert_close(torchdynamo.load(tmp_path / "graph")(*given), bindings(*given))
+
+
 def test_tensors_of_a_file_share_memory_as_they_did(tmp_path: Path) -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     part = weight.detach()[1:, ::2]
@@ -346,6 +366,10 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a function of Python's": _row(op="call_function", target="builtins.eval"),
     "torch.load": _row(op="call_function", target="torch.load"),
     "an operator that reads files": _row(op="call_function", target="ops.aten.from_file.default"),
+    "a binding that reads files": _row(op="call_function", target="torch._C._VariableFunctions.from_file"),
+    "a binding that reads memory": _row(op="call_function", target="torch._C._VariableFunctions.frombuffer"),
+    "a binding that is no operator": _row(op="call_function", target="torch._C._nn._parse_to"),
+    "what is no binding": _row(op="call_function", target="torch._C._VariableFunctions.__new__"),
     "an operator of somebody's": _row(op="call_function", target="ops.image.read_file.default"),
     "a method that hands out memory": _row(op="call_method", target="data_ptr"),
     "code for a method": _row(op="call_method", target="sin(); __import__('os').system('true'); x"),

@@ -112,7 +112,7 @@ def _minify(console: Console, given: argparse.Namespace) -> int:
             console.print(f"the script itself ended with {found.ended}", markup=False, highlight=False)
         return 0
     console.print(str(found.fault), markup=False, highlight=False)
-    where = found.path or "no file can: it holds objects of the program's own"
+    where = found.path or "no file can: it, or the back end, is made of objects of the program's own"
     console.print(f"{found.lines} lines left: {where}", markup=False, highlight=False)
     return 1
 

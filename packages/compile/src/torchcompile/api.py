@@ -203,8 +203,9 @@ def stack_of(
     toolchain = Toolchain(settings, dumps, _journal, ledger, name)
     toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
-    if frames_are_kept(chosen, settings) and brought is None:
-        runner.frames = torchdynamo.KeptFrames(FrameTexts(str(settings.cache)))  # type: ignore[attr-defined]
+    if frames_are_kept(chosen, settings):
+        toolchain.frames = FrameTexts(str(settings.cache), brought)
+        runner.frames = torchdynamo.KeptFrames(toolchain.frames)  # type: ignore[attr-defined]
     transform = torchdynamo.optimize(backends.told_of(runner), options=capture, dump=dumps, ledger=ledger)
     if settings.verify:
         return _verifying(transform, dataclasses.replace(capture, fullgraph=False), ledger)

@@ -34,14 +34,14 @@ from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import ArtifactMismatch, InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.faults.examine import WATCHING, Examiner
-from torchcompile.faults.makers import StageSettings, makers
+from torchcompile.faults.makers import StageSettings, makers, makers_of
 from torchcompile.faults.schemas import Program
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress
-from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
+from torchcompile.shelf import Brought, FrameTexts, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, program_form, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
@@ -113,6 +113,7 @@ class Toolchain:
             journal.dumped_to(dumps)
         self.brought: Brought | None = None  # what `torchcompile.load` took from a file
         self.kept: list[Kept] = []  # captured graphs, for `torchcompile.save`
+        self.frames: FrameTexts | None = None  # where captured frames are kept
         self.at_failure: dict[str, AtFailure] = {}  # by the title of a graph that is examined
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
@@ -245,7 +246,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     title, dump = toolchain.start(gm)
     partitioner = partitioner_of(toolchain.options)
-    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, None)
+    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, _examiner(toolchain, None))
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         job = Job(toolchain, gm, stages, title, dump)
@@ -299,7 +300,7 @@ def compiled_once(
     """What `compile_graph` makes of a captured graph, or made of an equal one; held to eager where that is asked."""
     key, ordered = signature(gm), torch.are_deterministic_algorithms_enabled()
     start = functools.cache(functools.partial(toolchain.start, gm))
-    to_eager = _examined(toolchain, gm, example_inputs, lambda: start()[0], compile_graph)
+    to_eager = _examined(toolchain, gm, example_inputs, lambda: start()[0], _examiner(toolchain, compile_graph))
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
@@ -320,15 +321,10 @@ def _examined(
     gm: torch.fx.GraphModule,
     inputs: Inputs,
     title: Callable[[], str],
-    compile_graph: Compile | None,
+    examiner: Examiner,
 ) -> Callable[[Runner], Runner]:
     """Keeps a captured graph as it is before anybody works on it, where it is to be examined. What this gives takes the
-    compiled graph, and holds it to eager.
-
-    Args:
-        compile_graph: None for a back end that makes no kernels.
-    """
-    examiner = _examiner(toolchain, compile_graph)
+    compiled graph, and holds it to eager."""
     if not examiner.active:
         return lambda runner: runner
     program = Program.of(plain_graph(gm, with_facts=True), inputs)
@@ -604,19 +600,42 @@ def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, exampl
     Raises:
         InvalidArgument: sizes of the graph are symbols, which it would take for the numbers that they were.
     """
-    toolchain.start(gm)
     if any(isinstance(node.meta.get("val"), torch.SymInt) for node in gm.graph.find_nodes(op="placeholder")):
         raise InvalidArgument(f"backend={name!r} is torch's, which reads no symbolic sizes: leave their marks out")
     theirs: Any = torch._TorchCompileWrapper(name, None, None, None).compiler_fn
-    run: Runner = theirs(plain_graph(gm), example_inputs)
-    return run
+
+    def compile(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+        run: Runner = theirs(plain_graph(graph), inputs)
+        return run
+
+    return _counted(toolchain, compile, gm, example_inputs, TORCH_PREFIX + name)
 
 
-def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
-    """A caller's own back end; its graphs are counted as those of the named ones are, and its errors are for the
-    caller."""
-    toolchain.start(gm)
-    return backend(gm, example_inputs)
+def _counted(
+    toolchain: Toolchain,
+    backend: Backend,
+    gm: torch.fx.GraphModule,
+    example_inputs: Inputs,
+    name: str | None = None,
+) -> Runner:
+    """A caller's own back end; its graphs are counted, and held to eager, as those of the named ones are. Its errors
+    are for the caller.
+
+    Args:
+        name: of one of torch's.
+    """
+    title, _ = toolchain.start(gm)
+    examiner = Examiner(makers_of(backend, name), toolchain.options.verify, toolchain.folder, toolchain.ledger)
+    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, examiner)
+    try:
+        runner = backend(gm, example_inputs)
+    except Exception as error:
+        pass_on_interrupt(error)
+        reproducer = toolchain.at_failure.get(title, str)()
+        if reproducer:
+            error.add_note(reproducer.strip())
+        raise
+    return to_eager(runner)
 
 
 NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, Inputs], Runner]] = MappingProxyType(

@@ -14,7 +14,6 @@ import platform
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Protocol, TypeVar
 
@@ -174,24 +173,25 @@ def _is_own(device_type: str) -> bool:
 @functools.cache
 def _stack() -> str:
     """Versions, the processor, and the state of this stack's own files."""
-    files = hashlib.sha256()
-    for package in (*_PACKAGES, sys.modules["torchcompile"]):
-        for row in sorted(_files(Path(str(package.__file__)).parent)):
-            files.update(f"{row}\n".encode())
+    roots = [os.path.dirname(str(package.__file__)) for package in (*_PACKAGES, sys.modules["torchcompile"])]
+    files = hashlib.sha256(repr([sorted(_files(root)) for root in roots]).encode())
     system = (platform.system(), platform.release(), platform.machine(), *platform.libc_ver())
     parts = (torch.__version__, torch.version.git_version, sys.version, *system, cpu_flags())
     return "\n".join((*map(str, parts), files.hexdigest()))
 
 
-def _files(folder: str | Path, within: str = "") -> Iterator[str]:
+def _files(root: str) -> list[tuple[str, int, int]]:
     """Python's files and libraries beneath a folder, each with its size and time."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _files(entry.path, f"{within}{entry.name}/")
-            elif entry.name.endswith((".py", ".so")):
-                found = entry.stat()
-                yield f"{within}{entry.name} {found.st_size} {found.st_mtime_ns}"
+    rows, folders = [], [root]
+    for folder in folders:  # which grows
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith((".py", ".so")):
+                    found = entry.stat()
+                    rows.append((entry.path[len(root) :], found.st_size, found.st_mtime_ns))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
+    return rows
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class Brought(Protocol):
     binaries: Binaries
 
     def find(self, name: str) -> str | None:
-        """The text of a part, by the graph's content and the part's name."""
+        """The text of a part, by the graph's content and the part's name; of a frame, by its key."""
 
     def lacks(self, title: str, ledger: Ledger) -> None:
         """A graph, or a half of it, is not in the file: it is to be compiled.
@@ -432,22 +432,35 @@ class ProgramShelf:
 
 
 class FrameTexts:
-    """Frames as text, in the folder of compiled programs (`torchdynamo.KeptFrames`)."""
+    """Frames as text (`torchdynamo.KeptFrames`): in the folder of compiled programs, or those that came with a file.
 
-    def __init__(self, cache: str) -> None:
+    Attributes:
+        used: those that were found or kept, for `torchcompile.save`.
+    """
+
+    def __init__(self, cache: str, brought: Brought | None) -> None:
         self.store = Store(cache)
+        self.brought = brought
+        self.used: dict[str, str] = {}
 
     def find(self, key: str) -> str | None:
         """The text of a key."""
-        return self.store.find(self._name(key))
+        text = self.store.find(self._name(key)) if self.brought is None else self.brought.find(key)
+        if text is not None:
+            self.used[key] = text
+        return text
 
     def keep(self, key: str, text: str) -> None:
-        """Keeps a text."""
-        self.store.keep(self._name(key), text)
+        """Keeps a text. What is captured beside a file goes into the next one that is saved."""
+        self.used[key] = text
+        if self.brought is None:
+            self.store.keep(self._name(key), text)
 
     def refuse(self, key: str, why: str) -> None:
         """Leaves an entry out, and tells of it."""
-        self.store.refuse(self._name(key), why)
+        self.used.pop(key, None)
+        if self.brought is None:
+            self.store.refuse(self._name(key), why)
 
     def _name(self, key: str) -> str:
         content, _, part = key.partition(".")

@@ -27,7 +27,7 @@ from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import continue_after, has_rule, started
 from torchdynamo.after_break.place import Resume, Varied
 from torchdynamo.after_break.rerun import Rerun, communicates, has_effects, switched_states
-from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
+from torchdynamo.after_break.resume import Entrance, make_resume, origin_of, written_code
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
     AsksNumber,
@@ -605,7 +605,7 @@ def _emitted(state: Function, generated: Generated, finished: Finishing) -> Emit
     slots = function.__code__.co_varnames[: flat_size(function.__code__)]
     parameters = [parameter_name(index, name) for index, name in enumerate(slots)]
     effects = graph is not None and has_effects(graph)
-    interpreted = dict(outside.interpreted)
+    interpreted = {written_code(code): module for code, module in outside.interpreted.items()}
     if origin_of(function) is None:
         interpreted[function.__code__] = home_of(function)
     return Emitted(

@@ -12,7 +12,9 @@ from torchdynamo import torch_compilers_marks
 from torchdynamo._C import force_eager
 from torchdynamo.events import STANCE
 
-Stance = Literal["default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile"]
+Stance = Literal[
+    "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile"
+]
 F = TypeVar("F", bound=Callable[..., object])
 
 _lock = forks.lock()
@@ -27,9 +29,10 @@ class set_stance:
     * `eager_on_recompile`: a call that a compiled version fits runs that; another one runs as it was written.
     * `fail_on_recompile`: a call that no compiled version fits raises.
     * `eager_then_compile`: the first call of each function runs as it was written, and later ones are compiled.
+    * `aot_eager_then_compile`, a stance of torch.compile's: the same as `default`.
 
     Not for compiled code to call: there it breaks the graph. What `torch.compiler.set_stance` says holds too where
-    nothing else was set here, but for `aot_eager_then_compile`, which is taken as `default`.
+    nothing else was set here.
 
     Raises:
         ValueError: there is no such stance.
@@ -38,8 +41,8 @@ class set_stance:
     def __init__(self, stance: Stance = "default") -> None:
         if stance not in get_args(Stance):
             raise ValueError(f"unknown stance {stance!r}; known: {', '.join(get_args(Stance))}")
-        self.stance: Stance = stance
-        self.before = _set(stance)
+        self.stance: Stance = "default" if stance == "aot_eager_then_compile" else stance
+        self.before = _set(self.stance)
 
     def __enter__(self) -> None:
         _set(self.stance)

@@ -18,6 +18,7 @@ from torchcompile.errors import ArtifactError
 _RECORDS = Records((Manifest, Fact, CodeRow))
 _MANIFEST = "manifest.json"
 _PROGRAM = re.compile(r"programs/([0-9a-f]{40}\.\w+)")
+_FRAME = re.compile(r"frames/([0-9a-f]{40}\.frame_[0-9])")
 _KERNEL = re.compile(r"kernels/([0-9a-f]{32,40}\.(?:so|cubin|json))")
 MOST_BYTES = 4 << 30  # of a file, unpacked
 
@@ -73,7 +74,7 @@ def read(file: str | os.PathLike[str]) -> Contents:
     programs: dict[str, str] = {}
     kernels: dict[str, bytes] = {}
     for name, content in held.items():
-        if found := _PROGRAM.fullmatch(name):
+        if found := _PROGRAM.fullmatch(name) or _FRAME.fullmatch(name):
             programs[found[1]] = content.decode()
         elif found := _KERNEL.fullmatch(name):
             kernels[found[1]] = content
@@ -85,6 +86,11 @@ def read(file: str | os.PathLike[str]) -> Contents:
 def program_entry(name: str) -> str:
     """Where a program lies in an artifact's archive."""
     return f"programs/{name}"
+
+
+def frame_entry(name: str) -> str:
+    """Where a captured frame lies in an artifact's archive."""
+    return f"frames/{name}"
 
 
 def kernel_entry(name: str) -> str:

@@ -39,9 +39,10 @@ def load(
     """Takes what `save` wrote: of a compiled model, for `model`, the same function or a module of the same class; of an
     exported graph, without one.
 
-    The result is what `compile` gave when the file was made. Its calls are captured, and what they compute is looked up
-    in the file: nothing is traced, lowered or built, and no compiler is needed. The file holds machine code: take one
-    only from whom you would take a program.
+    The result is what `compile` gave when the file was made. What its calls compute is looked up in the file: nothing
+    is traced, lowered or built, and no compiler is needed. Calls whose capture is in the file, guards and all, are not
+    captured either, where all that it read is the same here. The file holds machine code and Python's: take one only
+    from whom you would take a program.
 
     Args:
         model: a module, a function, a method or a class, as `compile` takes them.
@@ -89,7 +90,7 @@ class FromFile:
         self.binaries = Binaries(files)
 
     def find(self, name: str) -> str | None:
-        """A program's text by its key; None where the file has none."""
+        """The text of a program's part, or of a frame, by its key; None where the file has none."""
         return self._contents.programs.get(name)
 
     def lacks(self, title: str, ledger: Ledger) -> None:

@@ -53,6 +53,8 @@ def save(compiled: torchdynamo.Exported | Callable[..., object], file: str | os.
         contents.update(_entries(kept, toolchain, devices))
     if not contents:
         raise ArtifactError("nothing has been compiled yet: call the compiled function or module, and save it then")
+    frames = toolchain.frames.used if toolchain.frames is not None else {}
+    contents.update((archive.frame_entry(key), text.encode()) for key, text in frames.items())
     chosen = toolchain.options
     options = {
         item.name: getattr(chosen, item.name) for item in dataclasses.fields(chosen) if item.name not in _NOT_SAVED

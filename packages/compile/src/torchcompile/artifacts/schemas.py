@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file, read and found whole: compiled forms by graph and part, kernels as files by name."""
+    """A file, read and found whole: compiled forms by graph and part, captured frames by key; kernels as files by
+    name."""
 
     manifest: Manifest
     programs: dict[str, str]

@@ -110,7 +110,7 @@ class Examiner:
                 difference = f"{type(error).__name__}: {error}"
         if difference is None:
             return None
-        return observe(program, self.makers.up_to) or Finding("kernels", "wrong", difference)
+        return observe(program, self.makers.up_to) or Finding(list(self.makers.up_to)[-1], "wrong", difference)
 
     def _tell(self, program: Program, title: str, why: str) -> None:
         stacks = (node.meta.get("stack") for node in program.calls)
@@ -144,7 +144,9 @@ def _where(found: Reproducer | None) -> str:
     if found is None:
         return ""
     if found.path is None:
-        return f"\nreduced to {found.lines} operators, which hold objects of the program's own: no file can"
+        return (
+            f"\nreduced to {found.lines} operators; they, or the back end, are the program's own objects: no file can"
+        )
     return f"\nreduced to {found.lines} operators: {found.path}"
 
 

@@ -96,7 +96,8 @@ def minify(program: Program, makers: Makers, folder: Path, progress: Progress) -
         finding = observe(smallest, makers.up_to) or finding
         fault = _of_smallest(replace(fault, finding=finding), smallest)
         fault = replace(fault, below=_below(smallest, makers, finding))
-    path = write(folder, alone, fault, blocks) if alone is not None and _is_plain(alone) else None
+    in_file = alone is not None and _is_plain(alone) and makers.named is not None
+    path = write(folder, alone, fault, blocks, makers.named) if in_file else None  # type: ignore[arg-type]
     return Reproducer(fault, smallest, path)
 
 

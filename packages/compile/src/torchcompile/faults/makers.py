@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from aotautograd.schemas import Opset, Partitioner
 from primtorch.interpret import interpret
 from primtorch.lower import lower
 from torchcompile.faults.judge import results
-from torchcompile.faults.schemas import Compile, Makers, Program, Run, Stage
+from torchcompile.faults.schemas import Compile, Makers, Named, Program, Run, Stage
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchinductor.program import Value
 
@@ -75,6 +76,28 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
     if kernels is None or program is None:
         return Makers({"joint": joint})
     return Makers({"joint": joint, "prims": prims, "kernels": kernels}, given, {"prims": lowered, "kernels": program})
+
+
+def makers_of(backend: Compile, name: str | None = None) -> Makers:
+    """What a back end of the caller's own makes of a captured graph, as one stage.
+
+    Args:
+        name: by which any program has it: one of torch's.
+    """
+    module, qualname = (getattr(backend, part, None) or "" for part in ("__module__", "__qualname__"))
+    if name is not None:
+        named: Named | None = Named("", repr(name))
+    elif getattr(sys.modules.get(module), qualname, None) is backend and module != "__main__":
+        named = Named(f"from {module} import {qualname}", qualname)
+    else:
+        named = None
+
+    def run(gm: fx.GraphModule, inputs: list[Value]) -> Run:
+        if not any(node.op.startswith("call") for node in gm.graph.nodes):  # capture gives no back end such a graph
+            return gm.forward
+        return backend(plain_graph(gm, with_facts=True), inputs)
+
+    return Makers({"backend": run}, named=named)
 
 
 def _seeing(graph: fx.GraphModule, seen: list[Program]) -> Run:

@@ -20,8 +20,9 @@ from torchinductor.program import Value
 #   joint     the forward and backward graphs of ATen operators, run by eager's own
 #   prims     the lowered graphs, run by the prims' references
 #   kernels   the compiled programs
-Stage: TypeAlias = Literal["capture", "guards", "joint", "prims", "kernels"]
-GRAPH_STAGES: tuple[Stage, ...] = ("joint", "prims", "kernels")
+#   backend   what a back end of the caller's own makes of a captured graph, in the place of the three above
+Stage: TypeAlias = Literal["capture", "guards", "joint", "prims", "kernels", "backend"]
+GRAPH_STAGES: tuple[Stage, ...] = ("joint", "prims", "kernels", "backend")
 
 Run: TypeAlias = Callable[..., Sequence[object]]
 Compile: TypeAlias = Callable[[fx.GraphModule, list[Value]], Run]
@@ -61,6 +62,14 @@ def _number(value: Any) -> Value:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A back end as a file names it: what is imported for it, and the expression; "" is the default one."""
+
+    imported: str = ""
+    expression: str = ""
+
+
 @dataclass(frozen=True)
 class Makers:
     """How the stages are run apart.
@@ -69,11 +78,13 @@ class Makers:
         up_to: what a captured graph becomes if the stages up to this one work on it.
         given: the graphs that a stage is given of a captured one, with what they are run on: forward, backward.
         alone: what the stage by itself makes of such a graph.
+        named: the back end, for a file; None where no file can name it.
     """
 
     up_to: Mapping[Stage, Compile]
     given: Callable[[Stage, Program], Sequence[Program]] = lambda stage, program: ()
     alone: Mapping[Stage, Compile] = field(default_factory=dict)
+    named: Named | None = Named()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import fx
 
 from primtorch import graph_text
 from torchcompile.faults.judge import apart
-from torchcompile.faults.schemas import Fault, Program
+from torchcompile.faults.schemas import Fault, Named, Program
 
 SEED = 0
 MOST_ELEMENTS = 64  # of a tensor that is written out
@@ -114,13 +114,14 @@ def file_name(fault: Fault) -> str:
     return f"minified_{fault.stage}_{operator}.py"
 
 
-def source(found: Standalone, fault: Fault, blocks: list[str]) -> str:
+def source(found: Standalone, fault: Fault, blocks: list[str], by: Named) -> str:
     """The file's text."""
     lines = graph_text(found.module, "program")
     told = textwrap.indent(str(fault).replace("\\", "\\\\").replace('"""', "'''"), "    ")
     drawn = "".join(f"        {text},\n" for text in found.inputs)
     within = ", ".join(blocks)
     call = "compiled(*inputs())"
+    backend = f"backend={by.expression}, " if by.expression else ""
     return f'''"""A program that torchcompile computes otherwise than eager does.
 
 {told}
@@ -134,7 +135,7 @@ from math import inf, nan  # noqa: F401
 import torch
 
 import torchcompile
-
+{by.imported and chr(10) + by.imported + chr(10)}
 
 {lines}
 
@@ -146,17 +147,17 @@ def inputs():
 
 if __name__ == "__main__":
     options = {{"verify": True, "strict": True, "cache": None}}
-    compiled = torchcompile.compile(program, fullgraph=True, dynamic=False, options=options)
+    compiled = torchcompile.compile(program, {backend}fullgraph=True, dynamic=False, options=options)
 {f"    with {within}:" + chr(10) + "        " + call if within else "    " + call}
     print("no fault: compiled as in eager")
 '''
 
 
-def write(folder: Path, found: Standalone, fault: Fault, blocks: list[str]) -> Path:
+def write(folder: Path, found: Standalone, fault: Fault, blocks: list[str], by: Named) -> Path:
     """Writes the file; one of another fault with this name stays."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(fault)
-    text = source(found, fault, blocks)
+    text = source(found, fault, blocks, by)
     for number in range(1, 100):
         if not path.exists() or path.read_text() == text:
             break

@@ -99,11 +99,17 @@ class Origin:
 
 
 _ORIGINS: weakref.WeakKeyDictionary[FunctionType, Origin] = weakref.WeakKeyDictionary()
+_WRITTEN: dict[int, CodeType] = {}  # by the identity of resume functions' code: there may be two that are equal
 
 
 def origin_of(function: FunctionType) -> Origin | None:
     """The origin of a resume function; None for any other function."""
     return _ORIGINS.get(function)
+
+
+def written_code(code: CodeType) -> CodeType:
+    """The code that the program has for this: of a resume function's, that of the function which it goes on with."""
+    return _WRITTEN.get(id(code), code)
 
 
 def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
@@ -120,6 +126,8 @@ def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
     resumed.__module__ = function.__module__
     shift = len(code.co_code) - len(function.__code__.co_code)
     _ORIGINS[resumed] = Origin(_without_closure(function), entrance, shift)
+    _WRITTEN[id(code)] = written_code(function.__code__)
+    weakref.finalize(code, _WRITTEN.pop, id(code)).atexit = False
     return resumed
 
 

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from types import BuiltinFunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ _MORE_OF_TORCH = (
     "as_strided", "scalar_tensor", "rand_like", "randn_like", "randint_like", "normal", "sym_max", "sym_min", "sym_not",
     "sym_ite", "sym_float", "sym_int", "sym_sqrt", "fill", "_assert_async", "_check",
 )  # fmt: skip
+# Functions that classes may override, too, though torch's table lacks them.
+_MORE_OF_FUNCTIONAL = ("hardsigmoid", "hardswish", "grouped_mm", "scaled_mm", "scaled_grouped_mm")
 _NAMESPACES = frozenset({"aten"})  # of operators; `load(operators=...)` adds to them
 _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten::_save_for_backward"})
 
@@ -60,6 +62,9 @@ def functions() -> Mapping[str, Callable[..., object]]:
     makers: list[Any] = list(_device_constructors())
     found |= {f"torch.{maker.__name__}": maker for maker in makers if hasattr(torch, maker.__name__)}
     found |= {f"torch.{name}": getattr(torch, name) for name in _MORE_OF_TORCH if hasattr(torch, name)}
+    functional = torch.nn.functional
+    held = [name for name in _MORE_OF_FUNCTIONAL if hasattr(functional, name)]
+    found |= {f"torch.nn.functional.{name}": getattr(functional, name) for name in held}
     found |= {f"operator.{name}": getattr(operator, name) for name in _OPERATORS}
     found |= {f"math.{name}": getattr(math, name) for name in ("sqrt", "ceil", "floor", "trunc", "pow", "exp", "log")}
     found |= {f"number.{op.name}": op.function for op in SCALAR_OPS.values()}  # where the others have no name for it
@@ -68,6 +73,27 @@ def functions() -> Mapping[str, Callable[..., object]]:
     blocks += tuple(state.write for state in ambient.ATTENTION)
     found |= {f"block.{block.__name__}": block for block in blocks}
     return MappingProxyType(found)
+
+
+# What torch's own Python calls where no class can override it (`torch._C._nn.hardswish`): bindings of operators.
+_BINDINGS: Mapping[str, object] = MappingProxyType(
+    {
+        "torch._C._VariableFunctions": torch._C._VariableFunctions,
+        **{f"torch._C.{name}": getattr(torch._C, name) for name in ("_nn", "_linalg", "_fft", "_special")},
+    }
+)
+
+
+def _binding(path: str, name: str) -> Callable[..., object] | None:
+    """A binding of an operator that a file may name, too."""
+    found = getattr(_BINDINGS.get(path), name, None)
+    held = isinstance(found, BuiltinFunctionType) and f"aten::{name}" not in _NOT_OPERATORS
+    return found if held and hasattr(torch.ops.aten, name) else None
+
+
+def _binding_name(target: object) -> str | None:
+    name = target.__name__ if isinstance(target, BuiltinFunctionType) else ""
+    return next((f"{path}.{name}" for path in _BINDINGS if name and _binding(path, name) == target), None)
 
 
 @functools.cache
@@ -104,12 +130,15 @@ def name_of(target: object) -> str:
     if isinstance(target, Prim):
         return f"prims.{target.name}"
     try:
-        return _names()[target]
-    except (KeyError, TypeError):
+        found = _names().get(target) or _binding_name(target)
+    except TypeError:
+        found = None
+    if found is None:
         told = getattr(target, "__qualname__", None) or type(target).__name__
         raise NotExportable(
             f"the graph calls {told}, which has no form in a file; with aten_graph=True it may be one of operators"
-        ) from None
+        )
+    return found
 
 
 def function_named(name: str, operators: Collection[str]) -> Callable[..., object]:
@@ -131,7 +160,8 @@ def function_named(name: str, operators: Collection[str]) -> Callable[..., objec
         found = getattr(getattr(getattr(torch.ops, namespace), operation, None), overload, None)
         if isinstance(found, OpOverload):
             return found
-    known = functions().get(name)
+    path, _, rest = name.rpartition(".")
+    known = functions().get(name) or _binding(path, rest)
     if known is None:
         raise UnsafeArchive(f"the file calls {name!r}, which is no function of torch that a graph may call")
     return known

@@ -40,7 +40,7 @@ class Contents:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, str]] = {}
-        self._classes: dict[type, object] = {}
+        self._classes: dict[type, str] = {}
 
     def of(self, obj: object) -> str:
         """The digest of an object; "" for one that says nothing of its own, or has contents that guards read.
@@ -50,8 +50,8 @@ class Contents:
         """
         known = self._known.get(id(obj))
         if known is None:
-            text = self._whole(obj)
-            known = self._known[id(obj)] = obj, "" if text == () else _hash(repr(text).encode())
+            told = self._whole(obj)
+            known = self._known[id(obj)] = obj, "" if told == () else _hash(_bytes(told))
         return known[1]
 
     def _whole(self, obj: object) -> object:
@@ -76,8 +76,9 @@ class Contents:
         defaults = (function.__defaults__, function.__kwdefaults__)
         cells = tuple(self._cell(cell, depth) for cell in function.__closure__ or ())
         told = mark.kind.value if mark is not None else None
-        own = sorted(map(str, vars(function)))
-        return name, code_digest(function.__code__), self._part(defaults, depth + 1), cells, own, told
+        own = sorted(map(str, function.__dict__))
+        given = self._part(defaults, depth + 1) if any(defaults) else None
+        return name, function.__code__, given, cells, own, told
 
     def _cell(self, cell: types.CellType, depth: int) -> object:
         """Functions that a decorator holds say what it does; guards read all else."""
@@ -94,14 +95,15 @@ class Contents:
         meta: type = type(kind)
         return tuple(self._own_part(klass) for klass in (*kind.__mro__, *meta.__mro__[:-2]))
 
-    def _own_part(self, kind: type) -> object:
+    def _own_part(self, kind: type) -> str:
+        """A digest: many classes inherit from one."""
         found = self._classes.get(kind)
         if found is None:
-            found = (_name(kind), _name(type(kind)), kind.__flags__ & _LASTING_FLAGS)
+            told: tuple[object, ...] = (_name(kind), _name(type(kind)), kind.__flags__ & _LASTING_FLAGS)
             if may_change(kind) and str(kind.__module__).partition(".")[0] != "torch":
                 table = _CLASS_DICT(kind)
-                found = (*found, *((key, self._member(table[key])) for key in table if key not in _VOLATILE))
-            self._classes[kind] = found
+                told = (*told, *((key, self._member(table[key])) for key in table if key not in _VOLATILE))
+            found = self._classes[kind] = _hash(_bytes(told))
         return found
 
     def _member(self, value: object) -> object:
@@ -117,7 +119,7 @@ class Contents:
         if kind is types.FunctionType:
             return self._function(value, depth)
         if kind is types.CodeType:
-            return code_digest(value)
+            return value
         if kind in _PLAIN:
             return kind.__name__, repr(value)
         if isinstance(value, type):
@@ -129,11 +131,11 @@ class Contents:
         if kind is tuple or kind is list:
             return kind.__name__, tuple(self._part(item, depth + 1) for item in value)
         if kind is set or kind is frozenset:
-            return kind.__name__, sorted(repr(self._part(item, depth + 1)) for item in value)
+            return kind.__name__, sorted(_bytes(self._part(item, depth + 1)) for item in value)
         if kind is dict:
             return "dict", tuple((self._part(k, depth + 1), self._part(v, depth + 1)) for k, v in value.items())
         if kind in _HOLDERS:
-            parts = tuple(self._held(getattr(value, name), depth + 1) for name in _HOLDERS[kind])
+            parts = tuple(self._held(getattr(value, name, None), depth + 1) for name in _HOLDERS[kind])
             return _name(kind), parts
         if kind in _GETTERS:
             return _name(kind), repr([self._constant(part) for part in value.__reduce__()[1]])
@@ -176,8 +178,19 @@ class Contents:
 
 def code_digest(code: types.CodeType) -> str:
     """All of a function's code, its file and lines included: what is kept tells of them."""
-    # Version 2 writes the same for the same code: later ones tell how often an object is referred to.
-    return _hash(marshal.dumps(code, 2))
+    return _hash(_bytes(code))
+
+
+def _bytes(told: Any) -> bytes:
+    """What is told of an object: plain values, tuples and lists of them, code.
+
+    Raises:
+        NotKept: a class's own text, say, stands where a text is expected.
+    """
+    try:  # version 2 writes the same for the same code: later ones tell how often an object is referred to
+        return marshal.dumps(told, 2)
+    except ValueError as error:
+        raise NotKept(str(error)) from None
 
 
 def nested_codes(code: types.CodeType) -> Iterable[tuple[tuple[int, ...], types.CodeType]]:
@@ -214,6 +227,7 @@ _HOLDERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     functools.cached_property: ("func",),
+    torch._C.ScriptFunction: ("_torchdynamo_inline",),
 }
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _PLAIN = frozenset(

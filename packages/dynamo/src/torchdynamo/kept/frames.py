@@ -34,7 +34,7 @@ from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.kept import graphs
 from torchdynamo.kept.contents import Contents, NotKept, code_digest
-from torchdynamo.kept.names import Finder, Namer
+from torchdynamo.kept.names import Finder, Namer, module_of
 from torchdynamo.kept.rows import Named, Reader, Row, Writer, is_plain
 from torchdynamo.marks import marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
@@ -113,7 +113,12 @@ class KeptFrames:
 
     def of_call(self, state: Function, flat: Sequence[object]) -> KeptCall | None:
         """The frames of calls that look like this one, before it is captured; None where none are kept of it."""
-        return KeptCall(self.texts, state, flat, _key(state, flat)) if _is_plain_call(state) else None
+        if not _is_plain_call(state):
+            return None
+        try:
+            return KeptCall(self.texts, state, flat, _key(state, flat))
+        except NotKept:  # code that holds any objects
+            return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -293,8 +298,8 @@ def _as_python_has(name: str, value: Any) -> str:
 def _absence(missed: tuple[dict[str, object], str]) -> tuple[str, str]:
     """[module, name] of a name that a module's globals lack."""
     namespace, name = missed
-    module = str(namespace.get("__name__"))
-    if vars(sys.modules.get(module, types)) is not namespace:
+    module = module_of(namespace)
+    if module is None:
         raise NotKept(f"{name} is missing where no module is")
     return module, name
 

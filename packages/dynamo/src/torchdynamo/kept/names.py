@@ -11,8 +11,11 @@ import functools
 import logging
 import sys
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from torchdynamo.kept.contents import Contents, NotKept, nested_codes
 from torchdynamo.kept.rows import Row, is_plain
@@ -20,7 +23,7 @@ from torchdynamo.schemas import Guard, GuardKind
 from torchdynamo.sources import Pinned, Source, TypeOf, base_of
 
 # What holds functions, by the attributes at which they are.
-_PARTS = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")
+_PARTS = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__", "_torchdynamo_inline")
 
 
 class Namer:
@@ -63,10 +66,13 @@ class Namer:
         self._codes: dict[int, tuple[types.FunctionType, tuple[int, ...]]] = {}
         self._seen: set[int] = set()
         self._classes: dict[type, None] = {}  # whose functions are not known yet
+        self._heirs: dict[type, type] = {}  # of each class one that inherits from it
+        self._bodies: dict[int, tuple[type, str, str | None]] = {}  # classes and names in them, parts of what is there
         for held in (function, *pinned, *(guard.payload for guard in guards)):
             self._know(held)
             if isinstance(held, type):
                 self._classes.update(dict.fromkeys(held.__mro__))
+                self._heirs.update((kind, held) for kind in held.__mro__[1:] if kind not in self._heirs)
 
     def _know(self, held: object) -> None:
         """A function's cells and code, and those of functions behind it."""
@@ -129,11 +135,14 @@ class Namer:
         """Learns the functions in the bodies of the classes that capture met. It comes upon some without a guard: the
         class's digest says what they are; and methods that were made by text have code of other names."""
         while self._classes:
-            for held in vars(self._classes.popitem()[0]).values():
+            kind = self._classes.popitem()[0]
+            for name, held in vars(kind).items():
                 self._know(held)
                 if isinstance(held, (types.FunctionType, functools._lru_cache_wrapper, *_HOLDERS)):
+                    self._bodies.setdefault(id(held), (kind, name, None))
                     for part in _PARTS:
-                        self._know(_own(held, part))
+                        self._know(inner := _own(held, part))
+                        self._bodies.setdefault(id(inner), (kind, name, part))
 
     def _look_for(self, module: str, qualname: str) -> None:
         """Learns the code of what goes by a qualified name."""
@@ -156,7 +165,7 @@ class Namer:
             return ["modules"]
         if is_plain(obj) and id(obj) not in self._at:  # else it is to be the very object
             return ["value", obj]
-        for way in (self._of_module, self._member, self._part, self._read):
+        for way in (self._of_module, self._member, self._part, self._read, self._of_class):
             try:
                 row = way(obj)
             except NotKept:
@@ -166,13 +175,14 @@ class Namer:
         raise NotKept(f"there is no way to {_shown(obj)}")
 
     def _of_module(self, obj: Any) -> Row | None:
+        """A module, what is in it, the class of one that is more than a plain module."""
         if isinstance(obj, types.ModuleType):
             return ["module", obj.__name__] if sys.modules.get(obj.__name__) is obj else None
-        if type(obj) is dict:
-            module = sys.modules.get(str(obj.get("__name__")))
-            if module is not None and vars(module) is obj:
-                return ["part", self.place(module), "__dict__"]
-        return None
+        if isinstance(obj, type) and issubclass(obj, types.ModuleType):
+            module = sys.modules.get(obj.__module__)
+            return ["class", self.place(module)] if module is not None and type(module) is obj else None
+        name = module_of(obj) if type(obj) is dict else None
+        return None if name is None else ["part", self.place(sys.modules[name]), "__dict__"]
 
     def _member(self, obj: Any) -> Row | None:
         """A class, or a function of one or of a module, by its qualified name, also behind what holds it there."""
@@ -242,11 +252,36 @@ class Namer:
                 return ["contents", self.place(cell)]
         return None
 
+    def _of_class(self, obj: Any) -> Row | None:
+        """Where no name leads to a class (one that is made while the program runs, or whose module is another object):
+        what others inherit from, and functions by the bodies that they are in."""
+        if isinstance(obj, type):
+            heir = self._heirs.get(obj)
+            return None if heir is None else ["base", self.place(heir), heir.__mro__.index(obj)]
+        self._look_into_classes()
+        if obj is None or id(obj) not in self._bodies:
+            return None
+        kind, name, part = self._bodies[id(obj)]
+        if part is None:
+            return ["member", self.place(kind), name]
+        return ["part", self._held(vars(kind)[name], kind, name), part]
+
+
+def module_of(namespace: Mapping[str, Any]) -> str | None:
+    """The name under which the module of a namespace is found: its own, or that which it was imported by."""
+    names = (namespace.get("__name__"), getattr(namespace.get("__spec__"), "name", None))
+    return next((name for name in names if _namespace(name) is namespace), None)
+
+
+def _namespace(name: object) -> object:
+    module = sys.modules.get(name) if type(name) is str else None
+    return None if module is None else getattr(module, "__dict__", None)
+
 
 def _own(obj: object, name: str) -> object:
     """A part of a function or a descriptor, by what Python stores."""
-    if name == "__wrapped__":
-        return vars(obj).get(name) if isinstance(obj, (types.FunctionType, functools._lru_cache_wrapper)) else None
+    if name in _ATTRIBUTES:
+        return vars(obj).get(name) if isinstance(obj, _ATTRIBUTES[name]) else None
     return getattr(obj, name, None) if isinstance(obj, _HOLDERS) else None
 
 
@@ -322,6 +357,8 @@ _FOUND: Mapping[str, Callable[..., object]] = types.MappingProxyType(
         "value": lambda finder, value: value,
         "module": lambda finder, name: sys.modules[name],
         "member": lambda finder, owner, name: _stored(finder.objects[owner], name),
+        "class": lambda finder, module: type(finder.objects[module]),
+        "base": lambda finder, heir, place: finder.objects[heir].__mro__[place],
         "part": lambda finder, owner, name: _part_of(finder.objects[owner], name),
         "cell": lambda finder, owner, place: finder.objects[owner].__closure__[place],
         "contents": lambda finder, cell: finder.objects[cell].cell_contents,
@@ -331,8 +368,17 @@ _FOUND: Mapping[str, Callable[..., object]] = types.MappingProxyType(
         "at": lambda finder, place: finder._at(place),
     }
 )
+# Those that stand in an object's dict: of a scripted function the one that was scripted.
+_ATTRIBUTES: Mapping[str, tuple[type, ...]] = types.MappingProxyType(
+    {
+        "__wrapped__": (types.FunctionType, functools._lru_cache_wrapper),
+        "_torchdynamo_inline": (torch._C.ScriptFunction,),
+    }
+)
 _WITHOUT_CONTENT = frozenset({"value", "logger", "modules"})
 _MOST_DECORATORS = 20
 _EMPTY = types.CellType()
-_WITH_NAMES = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
+_WITH_NAMES = (
+    type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Optional),
+)  # fmt: skip
 _HOLDERS = (property, staticmethod, classmethod, functools.cached_property)

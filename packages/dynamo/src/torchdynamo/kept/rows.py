@@ -51,6 +51,7 @@ _OF_VALUES = frozenset(
         GuardKind.INSTANCE_LACKS, GuardKind.KEY_ABSENT, GuardKind.BOOL,
     }
 )  # fmt: skip
+_OF_KEYS = frozenset({GuardKind.DICT_KEYS, GuardKind.SET_ITEMS})
 _OF_SOURCES = frozenset({GuardKind.SAME_OBJECT, GuardKind.DISTINCT_OBJECT})
 
 
@@ -149,9 +150,11 @@ class Writer:
         if kind in _OF_OBJECTS:
             return self.name(payload)
         if kind in _OF_VALUES:
-            if not is_plain(payload):
-                raise NotKept(f"a guard compares a {type(payload).__name__}")
-            return payload
+            if is_plain(payload):
+                return payload
+            if kind in _OF_KEYS and type(payload) in (tuple, frozenset):  # classes and functions are keys, too
+                return type(payload)(map(self.value, payload))
+            raise NotKept(f"a guard compares a {type(payload).__name__}")
         if kind in _OF_SOURCES:
             return self.source(payload)
         match kind, payload:
@@ -228,6 +231,7 @@ class Reader:
 _ROOTS = frozenset({Argument, Global, ClosureCell, Pinned})
 _BUILT: Mapping[GuardKind, Callable[[Reader, Any], object]] = types.MappingProxyType(
     {
+        **dict.fromkeys(_OF_KEYS, lambda reader, held: type(held)(map(reader.value, held))),
         GuardKind.ALL_DISTINCT: lambda reader, held: reader._these(held),
         GuardKind.DISTINCT_STORAGE: lambda reader, held: WrittenMemory(*map(reader._these, held)),
         GuardKind.TENSOR: lambda reader, held: TensorGuard(reader.objects[held[0]], *held[1:]),

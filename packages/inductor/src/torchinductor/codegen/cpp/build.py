@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -67,13 +68,38 @@ def compiler_version(command: tuple[str, ...]) -> str:
 
 
 def identity_of(cache: DiskCache, cxx: str | None) -> str:
-    """The compiler's version and the machine it compiles for: parts of the cache key.
+    """The compiler's version and the machine it compiles for: parts of the cache key. Where there is no compiler, that
+    of the one which built the folder's kernels for such a machine: the folder may have been made on another one.
 
     Raises:
-        CompilerMissing: see `find_compiler`.
+        CompilerMissing: see `find_compiler`; and no kernels of this machine are in the folder.
     """
-    command = find_compiler(cxx)
+    try:
+        command = find_compiler(cxx)
+    except CompilerMissing:
+        there = cache.find(_builder_key(), _TOLD) if cxx is None else None
+        if there is None:
+            raise
+        return there.read_text()
     return f"{' '.join(command)}|{_known_version(command, cache)}|{platform.machine()}|{cpu_flags()}"
+
+
+def _builder_key() -> str:
+    return content_key("compiler of kernels", platform.machine(), cpu_flags())
+
+
+def _tell_builder(cache: DiskCache, identity: str) -> None:
+    """Writes down what compiler the folder's kernels are of, for machines that have none."""
+    with suppress(OSError):  # no room, say, which is told where kernels are written
+        known = cache.find(_builder_key(), _TOLD)
+        if cache.writable and (known is None or known.read_text() != identity):
+            _write(cache, _builder_key(), identity)
+
+
+def _write(cache: DiskCache, key: str, text: str) -> None:
+    written = cache.temporary(key, _TOLD)
+    written.write_text(text)
+    cache.publish(written, key, _TOLD)
 
 
 def _known_version(command: tuple[str, ...], cache: DiskCache) -> str:
@@ -86,9 +112,7 @@ def _known_version(command: tuple[str, ...], cache: DiskCache) -> str:
         version = kept.read_text() if kept is not None else ""
         if not version:
             version = compiler_version(command)
-            written = cache.temporary(key, _TOLD)
-            written.write_text(version)
-            cache.publish(written, key, _TOLD)
+            _write(cache, key, version)
     except OSError:  # no room, say, which is told where kernels are written
         version = compiler_version(command)
     return version
@@ -196,7 +220,9 @@ def _built(source: str, cache: DiskCache, key: str, cxx: str | None) -> ctypes.C
     target = cache.temporary(key, ".so")
     try:
         compile_library(source, target, cxx)
-        return ctypes.CDLL(str(cache.publish(target, key, ".so")))
+        library = ctypes.CDLL(str(cache.publish(target, key, ".so")))
+        _tell_builder(cache, identity_of(cache, cxx))
+        return library
     except BaseException:  # an interrupt too: nothing half-written stays behind
         target.unlink(missing_ok=True)
         raise
