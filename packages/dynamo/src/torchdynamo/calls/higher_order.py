@@ -17,8 +17,9 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
+from primtorch.control_flow import Cond, Scan, WhileLoop
 from primtorch.fake import FakeTensor
-from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
+from primtorch.higher_order import HigherOrder, row_major, slice_of
 from primtorch.spec import TensorSpec
 from torchdynamo.calls import attention
 from torchdynamo.calls.bodies import REASON, Bodies, Recorded, refusal
@@ -210,7 +211,8 @@ class HigherOrderCalls:
     ) -> tuple[Recorded, list[bool]]:
         """A step recorded for carries that require a gradient where any step's do, and which do. `places`: of the next
         carries among its results."""
-        history = [torch.is_grad_enabled() and value.requires_grad for value in carry]
+        derives = torch.is_grad_enabled() or self.recorder.regions.transforms > 0
+        history = [derives and self.bodies.has_history(value) for value in carry]
         specs = [_carry(value) for value in carry]
         while True:
             body = record(list(zip(specs, history, strict=True)))

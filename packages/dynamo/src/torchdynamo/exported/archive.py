@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
-from primtorch.higher_order import Cond, HigherOrder, InvokeSubgraph, Scan, WhileLoop
+from primtorch.control_flow import Cond, Scan, WhileLoop
+from primtorch.higher_order import HigherOrder, InvokeSubgraph
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
