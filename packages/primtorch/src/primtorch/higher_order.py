@@ -256,16 +256,16 @@ class _Differentiated(torch.autograd.Function):
         count = len(ctx.operator.differentiable)
         twice = any(gradient is not None for gradient in gradients[count:])
         operator = ctx.keeping if twice else ctx.operator
-        operands = (*ctx.numbers, *ctx.saved_tensors[: ctx.count])
+        # A pullback that `vjp` gave is called behind it: what was kept is wrapped for a level that is no more.
+        saved = tuple(map(torch._C._functorch.unwrap_if_dead, ctx.saved_tensors))
+        operands = (*ctx.numbers, *saved[: ctx.count])
         tangents = tuple(
             torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if gradient is None else gradient
             for gradient, spec, has in zip(gradients, ctx.specs, operator.differentiable, strict=False)
             if has
         )
         with casting(ctx.casts):  # the body runs again as it ran
-            derivative = operator.derivative(
-                operands, ctx.saved_tensors[ctx.count :], tangents, ctx.needs_input_grad[2:]
-            )
+            derivative = operator.derivative(operands, saved[ctx.count :], tangents, ctx.needs_input_grad[2:])
         results: list[object] = [None] * len(operands)
         for place, gradient in zip(derivative.places, derivative.operator(*derivative.operands), strict=True):
             results[place] = gradient
