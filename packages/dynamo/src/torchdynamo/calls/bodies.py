@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from primtorch import ambient
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import InterpreterApi, World

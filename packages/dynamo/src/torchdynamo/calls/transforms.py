@@ -391,6 +391,8 @@ class Transforms:
             if wants_sizes(error):
                 detail = f"{module.transform.name}() of tensors with a size that varies"
                 raise BreakGraph("symbolic_size", detail) from error
+            if isinstance(error, BreakGraph):  # of a rule that an autograd function has of its own
+                raise _refusal(f"{module.transform.name}(): {error.detail}") from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
         for name in loops.looped():
