@@ -123,8 +123,9 @@ class CapturedFunction(nn.Module):
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
         above = (_Transformable, base) if carried.transformable else (base,)
-        own = {"vmap": staticmethod(_vmap)} if carried.own_vmap else {}
-        own |= {"jvp": staticmethod(_jvp)} if carried.own_jvp else {}
+        own: dict[str, Any] = {"vmap": staticmethod(_vmap)} if carried.own_vmap else {}
+        if carried.own_jvp:
+            own["jvp"] = staticmethod(_jvp)
         self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched, **own})
 
     def forward(self, *inputs: object) -> object:
@@ -220,7 +221,7 @@ class _Transformable(_Carrier):
         ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
         ctx.kept = [None if isinstance(value, torch.Tensor) else value for value in saved]
         if carried.own_jvp:
-            ctx.save_for_forward(*direct, *output[: carried.outputs])  # type: ignore[no-untyped-call]
+            ctx.save_for_forward(*direct, *output[: carried.outputs])  # type: ignore[no-untyped-call, arg-type]
         ctx.set_materialize_grads(carried.materialize)
         ctx.module = module
         apart = [output[index] for index in carried.non_differentiable] + list(output[carried.outputs :])
