@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.autograd import forward_ad
 
 from .record import Program, maker, part
@@ -60,6 +62,99 @@ class Clamped(torch.autograd.Function):
 @part(FUNC, "an autograd function under vmap of grad", gradient=False)
 def func_of_function(x: torch.Tensor) -> Any:
     return torch.vmap(torch.func.grad(lambda row: scalar(Clamped.apply(row))))(x)
+
+
+class Scaled(torch.autograd.Function):
+    """With a batching rule and a forward-mode derivative of its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, factor: float) -> torch.Tensor:  # type: ignore[override]
+        return x.sin() * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[1]
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * ctx.factor, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return tangent * x.cos() * ctx.factor
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, factor: float) -> Any:
+        return Scaled.apply(x.movedim(in_dims[0], 0), factor), 0
+
+
+@part(FUNC, "an autograd function's own vmap and jvp", gradient=False)
+def func_of_own_rules(x: torch.Tensor) -> Any:
+    each = torch.vmap(lambda row: Scaled.apply(row, 2.0))(x)
+    slopes = torch.vmap(torch.func.grad(lambda row: Scaled.apply(row, 2.0).sum()))(x)
+    return each, slopes, torch.func.jvp(lambda t: Scaled.apply(t, 3.0), (x,), (x,))
+
+
+def _branch(row: torch.Tensor) -> torch.Tensor:
+    return torch.cond(row.sum() > 0, lambda t: t.sin(), lambda t: t * t, (row,)).sum()
+
+
+def _branched(x: torch.Tensor) -> Any:
+    positive = x.sum(1, keepdim=True) > 0
+    each = torch.where(positive, x.sin(), x * x).sum(1)
+    slopes = torch.where(positive, x.cos(), 2 * x)
+    bends = torch.where(positive, -x.sin(), 2 * torch.ones_like(x))
+    return each, slopes, torch.diag_embed(bends), (slopes * x).sum(1)
+
+
+@part(FUNC, "torch.cond under vmap, grad, hessian and jvp", judge=_branched)  # eager's raise
+def func_of_cond(x: torch.Tensor) -> Any:
+    along = lambda row: torch.func.jvp(_branch, (row,), (row,))[1]
+    transforms = (_branch, torch.func.grad(_branch), torch.func.hessian(_branch), along)
+    return tuple(torch.vmap(transform)(x) for transform in transforms)
+
+
+def _grown(row: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda t: t.abs().sum() < 4, lambda t: (t * 1.5,), (row * 1,))[0].sum()  # type: ignore[no-any-return]
+
+
+def _grown_by_hand(x: torch.Tensor) -> Any:
+    factor = torch.ones_like(x[:, :1])
+    for _ in range(40):
+        factor = torch.where((x.detach() * factor).abs().sum(1, keepdim=True) < 4, factor * 1.5, factor)
+    total = (x * factor).sum(1)
+    return total, factor.expand_as(x).clone(), total
+
+
+@part(FUNC, "while_loop under vmap, grad and jvp", judge=_grown_by_hand)  # eager's raise
+def func_of_loop(x: torch.Tensor) -> Any:
+    along = lambda row: torch.func.jvp(_grown, (row,), (row,))[1]
+    return tuple(torch.vmap(transform)(x) for transform in (_grown, torch.func.grad(_grown), along))
+
+
+def _rolled(row: torch.Tensor) -> torch.Tensor:
+    return scan(lambda carry, item: ((carry * item).sin(), carry + item), row.sum(), row)[1].sum()  # type: ignore[no-any-return]
+
+
+def _rolled_by_hand(row: torch.Tensor) -> torch.Tensor:
+    carry, total = row.sum(), row.sum() * 0
+    for item in row:
+        carry, total = (carry * item).sin(), total + carry + item
+    return total
+
+
+def _of_rows(function: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    transforms = (function, torch.func.grad(function), torch.func.hessian(function))
+    return lambda x: tuple(torch.vmap(transform)(x) for transform in transforms)
+
+
+@part(FUNC, "scan under vmap, grad and hessian", judge=_of_rows(_rolled_by_hand))  # eager's raise
+def func_of_scan(x: torch.Tensor) -> Any:
+    return _of_rows(_rolled)(x)
 
 
 @part(FUNC, "jvp")
