@@ -12,6 +12,7 @@ import torch
 from primtorch.ambient import autocast_state
 from primtorch.arguments import TensorLike
 from primtorch.body_transforms import Batched, Pullback, Pushforward, batch_first, in_batch
+from primtorch.errors import NoDerivative
 from primtorch.higher_order import (
     Batch,
     Body,
@@ -225,7 +226,7 @@ class Scan(Transformable):
             reverse=self.reverse,
             again=True,
         )
-        return Transformed(operator, inputs)
+        return Transformed(operator, inputs, tangents=slice(self.carries, None))
 
     def batched(self, operands: Values, dims: Sequence[int | None], batch: Batch) -> Transformed:
         """The same loop over slices for the whole batch, whose carries are."""
@@ -357,7 +358,8 @@ class WhileLoop(Transformable):
             again=True,
         )
         tangents_of = tuple(_tangent(operands, tangents, i) for i in carried)
-        return Transformed(operator, (*around, *(tangents[i] for i in closed), *carry, *tangents_of))
+        inputs = (*around, *(tangents[i] for i in closed), *carry, *tangents_of)
+        return Transformed(operator, inputs, tangents=slice(self.carries, None))
 
     def batched(self, operands: Values, dims: Sequence[int | None], batch: Batch) -> Transformed:
         """Steps as long as the condition holds of any element; the carries of the others stay as they are."""
@@ -419,12 +421,16 @@ class WhileLoopDerivative(Transformable):
     tells, so that nothing is kept of them.
 
     Operands: those of the loop, then the gradients of `carried` of its results. Results: the gradients of what is
-    `closed` over (places behind the numbers), then those of the carries.
+    `closed` over (places behind the numbers), then those of the carries, and with `values` the loop's results.
+
+    Its own derivatives are those of the loop with tangents: by symmetry, the derivative of J^T g along v is the
+    gradient of g J v.
     """
 
     loop: WhileLoop = field(kw_only=True)
     closed: tuple[int, ...] = field(kw_only=True)
     carried: int = field(kw_only=True)
+    values: bool = field(default=False, kw_only=True)
 
     labels = ("condition", "step", "backward_step")
     name = "while_loop_derivative"
@@ -434,13 +440,14 @@ class WhileLoopDerivative(Transformable):
         backward_step = self._runners()[2]
         around, carry, gradients = self._parts(operands)
         sums = [torch.zeros_like(around[self.sizes + i], memory_format=torch.contiguous_format) for i in self.closed]
-        *before, _ = loop._states(around, tuple(value.contiguous() for value in carry))
+        *before, last = loop._states(around, tuple(value.contiguous() for value in carry))
         gradients = tuple(value.clone(memory_format=torch.contiguous_format) for value in gradients)
         for state in reversed(before):
             found = backward_step(*around, *state, *gradients)
             sums = [total + more for total, more in zip(sums, found[: len(sums)], strict=True)]
             gradients = tuple(value.contiguous() for value in found[len(sums) :])
-        return (*(total.contiguous() for total in sums), *gradients)
+        values = tuple(value.clone() for value in last) if self.values else ()
+        return (*(total.contiguous() for total in sums), *gradients, *values)
 
     def batched(self, operands: Values, dims: Sequence[int | None], batch: Batch) -> Transformed:
         """The derivative of the loop for the batch, each of whose elements has gradients of its own."""
@@ -452,11 +459,53 @@ class WhileLoopDerivative(Transformable):
         loop = self.loop.batched(tuple(whole[:last]), [None] * self.sizes + [0] * (last - self.sizes), batch)
         needs = [place - self.sizes in self.closed for place in range(last)]
         made = loop.operator.derivative(loop.operands, (), tuple(whole[last:]), needs)
-        return Transformed(made.operator, made.operands, (0,) * len(made.places))
+        operator = replace(cast(WhileLoopDerivative, made.operator), values=self.values)
+        return Transformed(operator, made.operands, (0,) * len(self.differentiable))
+
+    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
+        """Gradients of what the loop is given, and as the tangents at its end those of the gradients it is given."""
+        self._refuse_another()
+        first, last = self._ends(operands)
+        of_loop: list[object] = [None] * last
+        carried = [first + i for i in range(self.loop.carries) if self.loop.differentiable[i]]
+        for place, tangent in zip((*(self.sizes + i for i in self.closed), *carried), tangents, strict=True):
+            of_loop[place] = tangent
+        along = self.loop.pushed(operands[:last], tuple(of_loop))
+        zeros = tuple(torch.zeros_like(operands[last + i]) for i in range(self.carried))
+        made = self._pulled(along, (*zeros, *operands[last:]), [i for i in range(self.sizes, first) if needs[i]])
+        places: list[int | None] = [*made.places[: len(made.places) - 2 * self.carried], *carried]
+        places += [None] * self.carried  # of the tangents along which the derivative is taken
+        if not any(needs[last:]):
+            return Derivative(made.operator, made.operands, tuple(places))
+        ends = (*(None for _ in range(self.loop.carries)), *range(last, len(operands)))
+        differentiable = (*made.operator.differentiable, *along.operator.differentiable)
+        operator = replace(cast(WhileLoopDerivative, made.operator), values=True, differentiable=differentiable)
+        return Derivative(operator, made.operands, (*places, *ends))
+
+    def pushed(self, operands: Values, tangents: Values) -> Transformed:
+        self._refuse_another()
+        _, last = self._ends(operands)
+        along = self.loop.pushed(operands[:last], tangents[:last])
+        of_gradients = tuple(_tangent(operands, tangents, last + i) for i in range(self.carried))
+        made = self._pulled(along, (*of_gradients, *operands[last:]), [self.sizes + i for i in self.closed])
+        return Transformed(made.operator, made.operands, tangents=slice(len(self.closed) + self.carried))
+
+    def _pulled(self, along: Transformed, gradients: Values, closed: Sequence[int]) -> Derivative:
+        """The derivative of the loop with tangents, by its carries and what is closed over at these places."""
+        needs = [place in closed for place in range(len(along.operands))]
+        return along.operator.derivative(along.operands, (), gradients, needs)
+
+    def _refuse_another(self) -> None:
+        if self.values:
+            raise NoDerivative("while_loop has no third derivative")
+
+    def _ends(self, operands: Values) -> tuple[int, int]:
+        """Where the carries begin, and the gradients."""
+        last = len(operands) - self.carried
+        return last - self.loop.carries, last
 
     def _parts(self, operands: Values) -> tuple[Values, Values, Values]:
-        last = len(operands) - self.carried
-        first = last - self.loop.carries
+        first, last = self._ends(operands)
         return operands[:first], operands[first:last], operands[last:]
 
     def given(self, operands: Values) -> tuple[Values, ...]:
@@ -465,8 +514,9 @@ class WhileLoopDerivative(Transformable):
         return of_loop, of_loop, (*of_loop, *map(_as_carry, gradients))
 
     def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
-        around, _, gradients = self._parts(operands)
-        return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients)))
+        around, carry, gradients = self._parts(operands)
+        values = carry if self.values else ()
+        return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients, *values)))
 
 
 def _as_carry(value: TensorLike) -> TensorSpec:

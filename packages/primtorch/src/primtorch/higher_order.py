@@ -71,11 +71,12 @@ def call_body(body: Body, flat: Values) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """The derivative of a call: the operator, its operands, and for each result the operand that it belongs to."""
+    """The derivative of a call: the operator, its operands, and for each result the operand that it belongs to, or
+    None."""
 
     operator: HigherOrder
     operands: Values
-    places: tuple[int, ...]
+    places: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """What a transform makes of a call: the operator, its operands, where the batch lies in its results."""
+    """What a transform makes of a call.
+
+    Attributes:
+        operator, operands: a call of another operator.
+        dims: of a batch, where it lies in each result.
+        tangents: of a forward-mode derivative, which results are the tangents of those that are differentiable.
+    """
 
     operator: HigherOrder
     operands: Values
     dims: tuple[int, ...] = ()
+    tangents: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -165,7 +173,7 @@ class HigherOrder:
         raise NoDerivative(f"{self.name} has no rule for batches")
 
     def pushed(self, operands: Values, tangents: Values) -> Transformed:
-        """Of a call: the call whose last results are the tangents of the differentiable ones. `tangents`: those of the
+        """Of a call: another one, which gives the tangents of the differentiable results. `tangents`: those of the
         operands, None where one has none."""
         raise NoDerivative(f"{self.name} has no forward-mode derivative")
 
@@ -268,7 +276,8 @@ class _Differentiated(torch.autograd.Function):
             derivative = operator.derivative(operands, saved[ctx.count :], tangents, ctx.needs_input_grad[2:])
         results: list[object] = [None] * len(operands)
         for place, gradient in zip(derivative.places, derivative.operator(*derivative.operands), strict=True):
-            results[place] = gradient
+            if place is not None:
+                results[place] = gradient
         return None, None, *results
 
     @staticmethod
@@ -285,7 +294,7 @@ class _Differentiated(torch.autograd.Function):
         with casting(ctx.casts):
             made = ctx.keeping.pushed(operands, tangents[2:])
         found = made.operator(*made.operands)
-        rest = iter(found[len(found) - sum(differentiable) :])
+        rest = iter(found[made.tangents])
         return tuple(next(rest) if has else None for has in differentiable)
 
 
