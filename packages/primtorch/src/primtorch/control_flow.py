@@ -436,8 +436,7 @@ class WhileLoopDerivative(Transformable):
     name = "while_loop_derivative"
 
     def run(self, *operands: object) -> Values:
-        loop = replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
-        backward_step = self._runners()[2]
+        loop, backward_step = self._traced(), self._runners()[2]
         around, carry, gradients = self._parts(operands)
         sums = [torch.zeros_like(around[self.sizes + i], memory_format=torch.contiguous_format) for i in self.closed]
         *before, last = loop._states(around, tuple(value.contiguous() for value in carry))
@@ -456,7 +455,7 @@ class WhileLoopDerivative(Transformable):
             for place, (value, dim) in enumerate(zip(operands, dims, strict=True))
         ]
         last = len(operands) - self.carried
-        loop = self.loop.batched(tuple(whole[:last]), [None] * self.sizes + [0] * (last - self.sizes), batch)
+        loop = self._traced().batched(tuple(whole[:last]), [None] * self.sizes + [0] * (last - self.sizes), batch)
         needs = [place - self.sizes in self.closed for place in range(last)]
         made = loop.operator.derivative(loop.operands, (), tuple(whole[last:]), needs)
         operator = replace(cast(WhileLoopDerivative, made.operator), values=self.values)
@@ -470,7 +469,7 @@ class WhileLoopDerivative(Transformable):
         carried = [first + i for i in range(self.loop.carries) if self.loop.differentiable[i]]
         for place, tangent in zip((*(self.sizes + i for i in self.closed), *carried), tangents, strict=True):
             of_loop[place] = tangent
-        along = self.loop.pushed(operands[:last], tuple(of_loop))
+        along = self._traced().pushed(operands[:last], tuple(of_loop))
         zeros = tuple(torch.zeros_like(operands[last + i]) for i in range(self.carried))
         made = self._pulled(along, (*zeros, *operands[last:]), [i for i in range(self.sizes, first) if needs[i]])
         places: list[int | None] = [*made.places[: len(made.places) - 2 * self.carried], *carried]
@@ -485,7 +484,7 @@ class WhileLoopDerivative(Transformable):
     def pushed(self, operands: Values, tangents: Values) -> Transformed:
         self._refuse_another()
         _, last = self._ends(operands)
-        along = self.loop.pushed(operands[:last], tangents[:last])
+        along = self._traced().pushed(operands[:last], tangents[:last])
         of_gradients = tuple(_tangent(operands, tangents, last + i) for i in range(self.carried))
         made = self._pulled(along, (*of_gradients, *operands[last:]), [self.sizes + i for i in self.closed])
         return Transformed(made.operator, made.operands, tangents=slice(len(self.closed) + self.carried))
@@ -494,6 +493,10 @@ class WhileLoopDerivative(Transformable):
         """The derivative of the loop with tangents, by its carries and what is closed over at these places."""
         needs = [place in closed for place in range(len(along.operands))]
         return along.operator.derivative(along.operands, (), gradients, needs)
+
+    def _traced(self) -> WhileLoop:
+        """The loop over the bodies that there are now, with the numbers that they take."""
+        return replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
 
     def _refuse_another(self) -> None:
         if self.values:

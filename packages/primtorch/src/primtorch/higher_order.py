@@ -245,7 +245,8 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: HigherOrder, keeping: HigherOrder, *operands: object) -> Values:
-        return keeping(*operands)
+        given = set(map(id, operands))
+        return tuple(value.clone() if id(value) in given else value for value in keeping(*operands))
 
     @staticmethod
     def setup_context(ctx: _Context, inputs: tuple[Any, ...], output: Values) -> None:

@@ -396,7 +396,7 @@ def _meshgrid(n: ArrayWorld, asked: Sequence[numpy.ndarray], *xi: object, indexi
     return found
 
 
-def _searchsorted(n: ArrayWorld, asked: Model, a: object, v: object, side: str = "left") -> object:
+def _searchsorted(n: ArrayWorld, asked: Model, a: object, v: object, side: str = "left") -> torch.Tensor:
     dtype = _common(a, v)
     return torch.searchsorted(n.tensor(a, dtype), n.tensor(v, dtype), side=side)
 
@@ -438,7 +438,7 @@ def _ediff1d(n: ArrayWorld, asked: Model, ary: object) -> object:
     return torch.diff(n.tensor(ary, asked.dtype).reshape(-1))
 
 
-def _delete(n: ArrayWorld, asked: Model, arr: object, obj: object, axis: SupportsIndex | None = None) -> object:
+def _delete(n: ArrayWorld, asked: Model, arr: object, obj: Any, axis: SupportsIndex | None = None) -> object:
     known(obj)
     x = n.tensor(arr)
     x, dim = (x.reshape(-1), 0) if axis is None else (x, dim_of(axis) % x.dim())
