@@ -99,62 +99,56 @@ def func_of_own_rules(x: torch.Tensor) -> Any:
     return each, slopes, torch.func.jvp(lambda t: Scaled.apply(t, 3.0), (x,), (x,))
 
 
-def _branch(row: torch.Tensor) -> torch.Tensor:
-    return torch.cond(row.sum() > 0, lambda t: t.sin(), lambda t: t * t, (row,)).sum()
+def _along(function: Program) -> Program:
+    return lambda row: torch.func.jvp(function, (row,), (row,))[1]
 
 
-def _branched(x: torch.Tensor) -> Any:
-    positive = x.sum(1, keepdim=True) > 0
-    each = torch.where(positive, x.sin(), x * x).sum(1)
-    slopes = torch.where(positive, x.cos(), 2 * x)
-    bends = torch.where(positive, -x.sin(), 2 * torch.ones_like(x))
-    return each, slopes, torch.diag_embed(bends), (slopes * x).sum(1)
+def _of_rows(function: Program) -> Program:
+    """A function, its gradient and its derivative along the argument, of each row of a batch."""
+    return lambda x: tuple(torch.vmap(f)(x) for f in (function, torch.func.grad(function), _along(function)))
 
 
-@part(FUNC, "torch.cond under vmap, grad, hessian and jvp", judge=_branched)  # eager's raise
+def _row_by_row(function: Program) -> Program:
+    """The same of a function in Python, whose way the data decides."""
+    return lambda x: tuple(
+        torch.stack([f(row) for row in x]) for f in (function, torch.func.grad(function), _along(function))
+    )
+
+
+def _one_way(row: torch.Tensor) -> torch.Tensor:
+    return (row.sin() if row.sum() > 0 else row * row * row).sum()
+
+
+@part(FUNC, "torch.cond under vmap, grad and jvp", judge=_row_by_row(_one_way))  # eager's raise
 def func_of_cond(x: torch.Tensor) -> Any:
-    along = lambda row: torch.func.jvp(_branch, (row,), (row,))[1]
-    transforms = (_branch, torch.func.grad(_branch), torch.func.hessian(_branch), along)
-    return tuple(torch.vmap(transform)(x) for transform in transforms)
+    chosen = lambda row: torch.cond(row.sum() > 0, lambda t: t.sin(), lambda t: t * t * t, (row,)).sum()
+    return _of_rows(chosen)(x)
 
 
 def _grown(row: torch.Tensor) -> torch.Tensor:
-    return while_loop(lambda t: t.abs().sum() < 4, lambda t: (t * 1.5,), (row * 1,))[0].sum()  # type: ignore[no-any-return]
+    while row.square().sum() < 9:
+        row = row * 1.5 + row.sin()
+    return row.sin().sum()
 
 
-def _grown_by_hand(x: torch.Tensor) -> Any:
-    factor = torch.ones_like(x[:, :1])
-    for _ in range(40):
-        factor = torch.where((x.detach() * factor).abs().sum(1, keepdim=True) < 4, factor * 1.5, factor)
-    total = (x * factor).sum(1)
-    return total, factor.expand_as(x).clone(), total
-
-
-@part(FUNC, "while_loop under vmap, grad and jvp", judge=_grown_by_hand)  # eager's raise
+@part(FUNC, "while_loop under vmap, grad and jvp", judge=_row_by_row(_grown))  # eager's raise
 def func_of_loop(x: torch.Tensor) -> Any:
-    along = lambda row: torch.func.jvp(_grown, (row,), (row,))[1]
-    return tuple(torch.vmap(transform)(x) for transform in (_grown, torch.func.grad(_grown), along))
+    looped = lambda row: while_loop(lambda t: t.square().sum() < 9, lambda t: (t * 1.5 + t.sin(),), (row * 1,))[0]
+    return _of_rows(lambda row: looped(row).sin().sum())(x)
 
 
 def _rolled(row: torch.Tensor) -> torch.Tensor:
-    return scan(lambda carry, item: ((carry * item).sin(), carry + item), row.sum(), row)[1].sum()  # type: ignore[no-any-return]
-
-
-def _rolled_by_hand(row: torch.Tensor) -> torch.Tensor:
-    carry, total = row.sum(), row.sum() * 0
+    carry, rows = row.sum(), []
     for item in row:
-        carry, total = (carry * item).sin(), total + carry + item
-    return total
+        rows.append(carry + item)
+        carry = (carry * item).sin()
+    return torch.stack(rows).sin().sum()
 
 
-def _of_rows(function: Callable[[torch.Tensor], torch.Tensor]) -> Program:
-    transforms = (function, torch.func.grad(function), torch.func.hessian(function))
-    return lambda x: tuple(torch.vmap(transform)(x) for transform in transforms)
-
-
-@part(FUNC, "scan under vmap, grad and hessian", judge=_of_rows(_rolled_by_hand))  # eager's raise
+@part(FUNC, "scan under vmap, grad and jvp", judge=_row_by_row(_rolled))  # eager's raise
 def func_of_scan(x: torch.Tensor) -> Any:
-    return _of_rows(_rolled)(x)
+    step = lambda carry, item: ((carry * item).sin(), carry + item)
+    return _of_rows(lambda row: scan(step, row.sum(), row)[1].sin().sum())(x)
 
 
 @part(FUNC, "jvp")

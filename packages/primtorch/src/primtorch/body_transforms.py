@@ -31,9 +31,11 @@ class Pullback:
 
     def __call__(self, *flat: Any) -> Values:
         inputs, gradients = list(flat[: self.inputs]), flat[self.inputs :]
-        if torch._C._are_functorch_transforms_active():  # which let nobody mark what requires a gradient
+        # Transforms let nobody mark what requires a gradient, and in inference mode autograd records nothing.
+        if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
             return self._of_function(inputs, gradients)
-        again = torch.is_grad_enabled()  # somebody takes a derivative of this one
+        tensors = (value for value in flat if isinstance(value, torch.Tensor))
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)  # this one's derivative is taken
         with torch.enable_grad():
             for place in self.wanted:
                 given = inputs[place]
