@@ -31,10 +31,10 @@ class Pullback:
 
     def __call__(self, *flat: Any) -> Values:
         inputs, gradients = list(flat[: self.inputs]), flat[self.inputs :]
+        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         # Transforms let nobody mark what requires a gradient, and in inference mode autograd records nothing.
-        if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+        if torch._C._are_functorch_transforms_active() or _is_autograd_passed_by():
             return self._of_function(inputs, gradients)
-        tensors = (value for value in flat if isinstance(value, torch.Tensor))
         again = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)  # this one's derivative is taken
         with torch.enable_grad():
             for place in self.wanted:
@@ -122,6 +122,12 @@ def batch_first(value: Any, dim: int | None, place: int = 0) -> Any:
 def in_batch(value: Any, dim: int | None, batch: Batch) -> torch.Tensor:
     """A tensor with the batch in its first dimension: the same for each element where it has none."""
     return value.expand(batch.size, *value.shape) if dim is None else value.movedim(dim, 0)  # type: ignore[no-any-return]
+
+
+def _is_autograd_passed_by() -> bool:
+    """Whether the thread's calls do not reach autograd: in inference mode, also where a transform has taken the mode
+    from view."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradOther") or torch.is_inference_mode_enabled()
 
 
 def _by(differentiable: Sequence[bool], found: Sequence[Any]) -> tuple[Values, Values]:
