@@ -50,6 +50,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "out_arguments"),
         ("errors", "ledger", "promotion", "families", "wrappers"),
         ("higher_order", "records"),
+        ("body_transforms",),
+        ("control_flow",),
         ("symbolic",),
         ("layout", "calls", "environment"),
         ("attention",),

@@ -141,6 +141,7 @@ KNOWN: dict[tuple[str, str], frozenset[str]] = {
     ("jacrev", "inference_mode"): frozenset({"function_transform"}),
     ("hessian", "inference_mode"): frozenset({"function_transform"}),
     ("x.data = ", "inference_mode"): frozenset({"tensor_metadata_write"}),
+    ("x.data = , and writes to it", "inference_mode"): frozenset({"tensor_metadata_write"}),
     ("a parameter's data, set and written to", "inference_mode"): frozenset({"tensor_metadata_write"}),
 }
 

@@ -123,7 +123,7 @@ IN_ONE_GRAPH = {
     (function, transform)
     for function in ("straight", "by result", "twice", "under no_grad")
     for transform in ("vmap", "grad", "vmap of grad", "grad of vmap", "grad of grad", "vjp", "jacrev")
-}
+} | {("own rules", transform) for transform in TRANSFORMS if transform != "a level of dual numbers"}
 
 
 def outcome(program: Program, x: torch.Tensor) -> list[Any]:

@@ -361,7 +361,7 @@ def test_values_and_gradients(name: str, backend: str, dynamic: bool) -> None:
 
 TWICE = (
     "a_branch_of_modules", "a_recurrence_of_modules", "an_associative_loop", "a_branch_within_a_loop",
-    "a_loop_within_a_branch",
+    "a_loop_within_a_branch", "a_loop_while_a_condition_holds",
 )  # fmt: skip
 
 
@@ -377,14 +377,68 @@ def test_second_derivatives(name: str, backend: str) -> None:
         _close(found, wanted)
 
 
-def test_a_loop_of_data_dependent_length_has_no_second_derivative() -> None:
+def test_a_loop_of_data_dependent_length_has_no_third_derivative() -> None:
     made = CASES["a_loop_while_a_condition_holds"]
     ours = torchcompile.compile(made.make(OPERATORS), backend="aot_eager", fullgraph=True)
     x = torch.rand(3, 4, requires_grad=True)
-    (slope,) = torch.autograd.grad(ours(x)[1].square().sum(), x, create_graph=True)
-    _close(slope, torch.autograd.grad(made.make(PYTHON)(x)[1].square().sum(), x)[0])
-    with pytest.raises(RuntimeError, match="while_loop_derivative has no derivative"):
-        slope.sum().backward()
+
+    def bend(program: Program) -> torch.Tensor:
+        (slope,) = torch.autograd.grad(program(x)[1].square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.sin().sum(), x, create_graph=True)[0]
+
+    _close(bend(ours), bend(made.make(PYTHON)))
+    with pytest.raises(RuntimeError, match="while_loop has no third derivative"):
+        bend(ours).sum().backward()
+
+
+def _total(program: Program) -> Program:
+    """The sum of what a program gives, a number to differentiate."""
+    floats = lambda x: [leaf for leaf in pytree.tree_leaves(program(x)) if leaf.is_floating_point()]
+    return lambda x: sum(leaf.sin().sum() for leaf in floats(x))
+
+
+def _each(transform: Callable[[Program], Program]) -> tuple[Callable[[Program], Program], Callable[[Program], Program]]:
+    """A transform under `vmap`, and the same example by example."""
+    by_example = lambda f: lambda x: torch.stack([transform(f)(row) for row in x])
+    return lambda f: torch.vmap(transform(f)), by_example
+
+
+def _along(f: Program) -> Program:
+    return lambda x: torch.func.jvp(f, (x,), (x.cos(),))[1]
+
+
+def _on_batch(transform: Callable[[Program], Program]) -> tuple[Callable[[Program], Program], ...]:
+    """A transform of the sum over a batch."""
+    summed = lambda each: lambda f: lambda x: transform(lambda t: each(f)(t).sum())(x)
+    return tuple(map(summed, _each(lambda f: f)))
+
+
+# (ours, the same of Python's: under `vmap` no program goes one way or the other by an example's data)
+TRANSFORMS = {
+    "grad": (torch.func.grad,) * 2,
+    "jvp": (_along,) * 2,
+    "hessian": (torch.func.hessian,) * 2,
+    "vmap": _each(lambda f: f),
+    "vmap of grad": _each(torch.func.grad),
+    "vmap of jvp": _each(_along),
+    "vmap of hessian": _each(torch.func.hessian),
+    "grad of vmap": _on_batch(torch.func.grad),
+    "jvp of vmap": _on_batch(_along),
+}
+NO_FUNCTIONS = frozenset({"a_branch_that_draws"})
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_under_transforms(name: str, transform: str, backend: str) -> None:
+    made, (ours, theirs) = CASES[name], TRANSFORMS[transform]
+    plain, program = theirs(_total(made.make(PYTHON))), ours(_total(made.make(OPERATORS)))
+    compiled = torchcompile.compile(lambda x: program(x), backend=backend, fullgraph=True)
+    (x,) = made.calls()[0]
+    x = x.detach()
+    given = torch.stack([x, 0.5 - x, x * 2]) if "vmap" in transform else x
+    _close(compiled(given), plain(given))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -12,6 +12,7 @@ import torch
 from array_programs import judge
 
 import torchcompile
+from primtorch.ledger import Effect
 
 Program = Callable[..., Any]
 
@@ -173,3 +174,55 @@ def test_random_programs(repeat: int) -> None:
         for size in (4, 4, 3):
             judge(program, compiled, lambda size=size: (spread(size, 4), torch.from_numpy(spread(size, 4))))
         assert "not_compiled" not in str(torchcompile.report())
+
+
+TABLES: dict[str, Program] = {
+    "digitize": lambda a: np.digitize(a, [0.0, 1.5, 4.0]),
+    "digitize, right": lambda a: np.digitize(a, np.array([0.0, 2.0]), right=True),
+    "digitize, falling": lambda a: np.digitize(a, [4.0, 1.0, 0.0]),
+    "digitize of a number": lambda a: np.digitize(a.sum(), [0.0]),
+    "isin": lambda a: np.isin(a, [3.0, np.nan, -2.0]),
+    "isin, inverted": lambda a: np.isin(a[0], a[1], invert=True),
+    "isin of whole numbers": lambda a: np.isin([1, 2], a.astype(np.int32)),
+    "searchsorted in a list": lambda a: np.searchsorted([0, 1, 2], a, side="right"),
+    "ediff1d": lambda a: np.ediff1d(a),
+    "delete": lambda a: np.delete(a, 1, axis=1),
+    "delete, flat": lambda a: np.delete(a, [0, 2, -1]),
+    "delete a slice": lambda a: np.delete(a, slice(1, None), axis=0),
+    "of no elements": lambda a: (a[:0] * 2, np.concatenate([a[:0], a]), a[:0].sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_and_places(name: str) -> None:
+    def program(a: Any) -> Any:
+        return TABLES[name](a)
+
+    compiled = torchcompile.compile(program, backend="aot_eager", fullgraph=True)
+    hole = doubles(2, 3)
+    hole[0, 1] = np.nan if name.startswith("isin") else 0.5
+    for array in (doubles(2, 3), doubles(3, 4), hole, doubles(2, 3)):
+        judge(program, compiled, lambda array=array: (array.copy(),))
+
+
+def test_an_array_of_no_elements_is_an_input() -> None:
+    program = lambda a: (a * 2, a.sum(axis=0))
+    judge(program, torchcompile.compile(program, fullgraph=True), lambda: (np.ones((0, 3)),))
+
+
+SIZED_BY_DATA: dict[str, Program] = {
+    "nonzero": lambda a: np.nonzero(a), "a.nonzero": lambda a: a.nonzero(), "argwhere": lambda a: np.argwhere(a > 1),
+    "unique": lambda a: np.unique(a, return_counts=True), "where": lambda a: np.where(a > 0), "mask": lambda a: a[a > 0],
+    "union1d": lambda a: np.union1d(a[0], a[1]), "compress": lambda a: np.compress(a[0] > 0, a, axis=1),
+}  # fmt: skip
+
+
+@pytest.mark.expected_eager("data_dependent_shape")
+@pytest.mark.parametrize("name", SIZED_BY_DATA)
+def test_what_the_data_says_the_length_of_breaks_there_with_that_reason(name: str) -> None:
+    program = lambda a: (SIZED_BY_DATA[name](a * 1), a + 1)
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    for sign in (1, -1):
+        judge(program, compiled, lambda sign=sign: (doubles(2, 3) * sign,))
+    kinds = {event.kind.id for event in torchcompile.report().events if event.effect is Effect.BREAK}
+    assert kinds == {"data_dependent_shape"}

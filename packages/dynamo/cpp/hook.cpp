@@ -86,6 +86,7 @@ Py_ssize_t extra_index = -1;
 struct ThreadState {
   PyObject* hook = nullptr;             // owned; the hook that is on, if any
   PyCodeObject* pass = nullptr;         // borrowed, compared only
+  _PyInterpreterFrame* handed_on = nullptr;  // borrowed, compared only: the frame that another evaluator has been given
 };
 thread_local ThreadState thread_state;
 
@@ -251,8 +252,19 @@ bool is_asynchronous(PyThreadState* tstate, _PyInterpreterFrame* frame) {
   return (count == 1 || count == 2) && is_dead_reference(frame->localsplus[count - 1]);
 }
 
+// Runs a frame as it is: by the evaluator that was there before this one. That one may hand on what it leaves alone to
+// the one that it found itself, and where each was installed twice by turns each has found the other: a frame that
+// comes back is evaluated by the interpreter.
+PyObject* plain(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwflag) {
+  if (previous_evaluator == _PyEval_EvalFrameDefault) return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+  _PyInterpreterFrame* outer = std::exchange(thread_state.handed_on, frame);
+  PyObject* result = previous_evaluator(tstate, frame, throwflag);
+  thread_state.handed_on = outer;
+  return result;
+}
+
 PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwflag) {
-  _PyFrameEvalFunction plain = previous_evaluator;
+  if (thread_state.handed_on == frame) return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
   PyObject* hook = thread_state.hook;
   if (hook == nullptr || throwflag) return plain(tstate, frame, throwflag);
   PyCodeObject* code = frame_code(frame);

@@ -241,9 +241,12 @@ def _view(kind: OutputKind, slot: int, output: _Candidate, depth: int) -> Output
 
 def _is_made_by_function(output: _Candidate, depth: int, base: torch.Tensor | None) -> bool:
     """Whether an autograd function, which has a derivative of its own, is on the way from the value at `depth` of the
-    output's path (`base`, if that is a tensor of the program) to the output: one that gives back what it got."""
+    output's path (`base`, if that is a tensor of the program) to the output: one that gives back what it got. Or the
+    output is a tensor of its own, which was given that memory."""
     if refuses_history(output.value):
         return False
+    if len(output.path) - depth > 1 and not output.value._is_view():
+        return has_history(output.value)
     node, begin = output.value.grad_fn, None if base is None else base.grad_fn
     for _ in range(len(output.path) - depth):
         if node is None or node is begin:
@@ -264,7 +267,8 @@ def _with_own_history(
     with torch.no_grad():
         copy = unwrap(output.value).clone()
     history = emit("value", node_of[id(copy)], None, output.value)
-    return OutputInfo(kind, slot, output.steps_from(depth), requires_grad=True, history=history)
+    apart = not output.value._is_view()
+    return OutputInfo(kind, slot, output.steps_from(depth), requires_grad=True, history=history, apart=apart)
 
 
 def _outside_history(output: torch.Tensor, steps: Sequence[ViewStep]) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.function import BackwardCFunction
 
 from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
@@ -26,7 +25,7 @@ from aotautograd.passes import (
 )
 from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import JointGraph, OutputKind
-from primtorch.ambient import AutocastState, autocast_state, set_autocast_state, unset
+from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
@@ -60,10 +59,9 @@ class TracedCalls:
             return tuple(self.run_body(operator.bodies[0], operands)) if found is None else found  # type: ignore[arg-type]
         if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
             return operator.run(*operands)
-        numbers, tensors = operands[: operator.sizes], operands[operator.sizes :]
+        tensors = operands[operator.sizes :]
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            results: tuple[torch.Tensor, ...] = _Differentiated.apply(self, operator, numbers, *tensors)  # type: ignore[no-untyped-call]
-            return results[: len(operator.differentiable)]
+            return operator.differentiated(operands)
         return self.emit(operator, operands)
 
     def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
@@ -146,69 +144,6 @@ class _Body(fx.Interpreter):
     def run_node(self, node: fx.Node) -> object:
         self.recorder.user_node(node.meta.get("stack") or (), is_cast(node))
         return super().run_node(node)
-
-
-class _Context(BackwardCFunction):
-    """What is kept of a call for its derivative, beside the tensors."""
-
-    calls: TracedCalls
-    operator: HigherOrder
-    keeping: HigherOrder  # the operator with what its derivative reads among its results
-    numbers: tuple[object, ...]  # the operands before the tensors
-    casts: AutocastState
-    specs: list[TensorSpec]  # of the results
-    count: int  # of the operands among the saved tensors
-
-
-class _Differentiated(torch.autograd.Function):
-    """A call, and behind it the call of its derivative. What is kept for that is a result like the others: it has a
-    derivative of its own, for whoever differentiates twice."""
-
-    @staticmethod
-    def forward(
-        ctx: _Context, calls: TracedCalls, operator: HigherOrder, numbers: tuple[object, ...], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        keeping = operator.keeping()
-        results = calls.emit(keeping, (*numbers, *tensors))
-        ctx.calls, ctx.operator, ctx.keeping = calls, operator, keeping
-        ctx.numbers, ctx.casts = numbers, autocast_state()
-        ctx.specs = [spec_of(value) for value in results]
-        ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors, *_kept(operator, results))
-        apart = [value for value, has in zip(results, keeping.differentiable, strict=True) if not has]
-        ctx.mark_non_differentiable(*apart)
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    def backward(ctx: _Context, *gradients: torch.Tensor | None) -> tuple[object, ...]:
-        count = len(ctx.operator.differentiable)
-        twice = any(gradient is not None for gradient in gradients[count:])
-        operator = ctx.keeping if twice else ctx.operator
-        operands = (*ctx.numbers, *ctx.saved_tensors[: ctx.count])
-        tangents = tuple(
-            torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if gradient is None else gradient
-            for gradient, spec, has in zip(gradients, ctx.specs, operator.differentiable, strict=False)
-            if has
-        )
-        before = autocast_state()
-        set_autocast_state(ctx.casts)  # the body runs again as it ran
-        try:
-            kept = ctx.saved_tensors[ctx.count :]
-            needs = (*(False for _ in ctx.numbers), *ctx.needs_input_grad[3:])
-            derivative = operator.derivative(operands, kept, tangents, needs)
-        finally:
-            set_autocast_state(before)
-        found = ctx.calls(derivative.operator, derivative.operands)
-        results: list[object] = [None] * len(operands)
-        for place, gradient in zip(derivative.places, found, strict=True):
-            results[place] = gradient
-        return (None, None, None, *results[len(ctx.numbers) :])
-
-
-def _kept(operator: HigherOrder, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """What a call's derivative reads beside the operands."""
-    return results if operator.keeps_results else results[len(operator.differentiable) :]
 
 
 def _results_of(graph: fx.GraphModule) -> list[FakeTensor | TensorSpec]:

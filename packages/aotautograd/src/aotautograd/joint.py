@@ -10,6 +10,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -376,6 +377,13 @@ def _call(
     return PROGRAMS_OVER_SYMBOLS.get(function, function)(*args, **kwargs)
 
 
+def _may_apply_autograd(module: fx.GraphModule, node: fx.Node) -> Callable[..., object] | None:
+    """What a node calls, if it is a module or a function in Python, which may apply an autograd function."""
+    if node.op == "call_module":
+        return module.get_submodule(str(node.target))
+    return node.target if isinstance(node.target, FunctionType) else None
+
+
 def _run_node(
     recorder: Recorder,
     module: fx.GraphModule,
@@ -420,7 +428,7 @@ def _interpret(
             else:
                 # Not every call comes by the mode that would see to it.
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: present.of(values[n]))
-                function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
+                function = _may_apply_autograd(module, node) if not kwargs else None
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
                 with recorder.unseen.watching(node.target, args, kwargs, stack):
                     values[node] = present.behind(_run_node(recorder, module, node, args, kwargs, present, nested))
@@ -428,6 +436,8 @@ def _interpret(
                         recorder.note_detached(values[node])
                     elif recorder.follows_history:
                         recorder.note_history(values[node], function, given)
+                if function is not None and recorder.follows_history:
+                    recorder.unseen.applied(values[node], args)
         except Exception as error:
             if stack and not isinstance(error, AotAutogradError):
                 error.add_note("while tracing" + user_location(stack))

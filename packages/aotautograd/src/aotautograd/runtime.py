@@ -381,15 +381,15 @@ def _restride(info: InputInfo) -> Callable[..., None]:
 
 
 class _InMemoryOf(torch.autograd.Function):
-    """(value, the same elements where they are to lie) -> those, with the history of the value."""
+    """(value, the same elements where they are to lie, whether that is no view) -> those, with the value's history."""
 
     @staticmethod
-    def forward(ctx: object, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return memory
+    def forward(ctx: object, value: torch.Tensor, memory: torch.Tensor, apart: bool) -> torch.Tensor:
+        return memory.data if apart else memory
 
     @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return gradients[0], None
+    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return gradients[0], None, None
 
 
 def _made_by_function(output: OutputInfo) -> Callable[..., object]:
@@ -400,7 +400,7 @@ def _made_by_function(output: OutputInfo) -> Callable[..., object]:
     def make(flat: Values, values: Values, outputs: object, symbols: dict[str, int]) -> object:
         with torch.no_grad():
             memory = replay((values if of_value else flat)[slot].detach(), symbols)
-        return _InMemoryOf.apply(values[history], memory)  # type: ignore[no-untyped-call]
+        return _InMemoryOf.apply(values[history], memory, output.apart)  # type: ignore[no-untyped-call]
 
     return make
 

@@ -122,6 +122,7 @@ class OutputInfo:
     history: int = (
         -1
     )  # of a view: the forward output whose history it has in place of a view's: an autograd function made it
+    apart: bool = False  # of a value with such a history: whether it is a tensor of its own, and no view to autograd
     stale: bool = False  # of a view: its base was written to behind it, and autograd refuses to say its history
     same_as: int | None = None  # an earlier output that is the very same object
 

@@ -31,6 +31,7 @@ class UnseenWrites:
         self.first: tuple[UserFrame, ...] | None = None
         self.recorded: set[int] = set()  # memories of tensors that have a history
         self.uncounted: set[int] = set()  # memories of tensors that `.data` gave: autograd may keep what they change
+        self.shared: set[int] = set()  # memories of tensors with a history that are no views, and of others
 
     @contextmanager
     def watching(
@@ -49,8 +50,16 @@ class UnseenWrites:
         yield
         for t, before, recorded in given:
             unseen = not torch.is_grad_enabled() or not recorded
-            if unwrap(t) is not before and unseen and _memory(t) in self.recorded | self.uncounted:
+            known = self.shared | (self.recorded | self.uncounted if unseen else set())
+            if unwrap(t) is not before and _memory(t) in known:
                 self.first = self.first or stack
+
+    def applied(self, value: object, args: Sequence[object]) -> None:
+        """A function that may be autograd's gave a value: a tensor in an argument's memory that is no view of it has
+        another history than what is written there."""
+        memories = {_memory(t) for t in _tensors(args)}
+        apart = (t for t in _tensors(value) if t.requires_grad and not t._is_view())
+        self.shared.update(memories.intersection(map(_memory, apart)))
 
     def handed_on(self, t: torch.Tensor, stack: tuple[UserFrame, ...]) -> None:
         """A call gave a tensor without a history that stands for the very node of one that has it (`.data`)."""

@@ -99,6 +99,16 @@ def data_set(x: torch.Tensor) -> Any:
     return y.sin()
 
 
+@part(PYTHON, "x.data = , and writes to it")
+def data_set_and_written(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.data = x.detach() - 1
+    y.mul_(x)
+    with torch.no_grad():
+        y[:1].add_(1)
+    return y.sin() + y
+
+
 @maker(PYTHON, "a parameter's data, set and written to", gradient=False)
 def parameter_data() -> Program:
     weight = nn.Parameter(torch.ones(3, dtype=torch.float64))

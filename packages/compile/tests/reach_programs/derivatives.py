@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.autograd import forward_ad
 
 from .record import Program, maker, part
@@ -60,6 +62,93 @@ class Clamped(torch.autograd.Function):
 @part(FUNC, "an autograd function under vmap of grad", gradient=False)
 def func_of_function(x: torch.Tensor) -> Any:
     return torch.vmap(torch.func.grad(lambda row: scalar(Clamped.apply(row))))(x)
+
+
+class Scaled(torch.autograd.Function):
+    """With a batching rule and a forward-mode derivative of its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, factor: float) -> torch.Tensor:  # type: ignore[override]
+        return x.sin() * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[1]
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * ctx.factor, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return tangent * x.cos() * ctx.factor
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, factor: float) -> Any:
+        return Scaled.apply(x.movedim(in_dims[0], 0), factor), 0
+
+
+@part(FUNC, "an autograd function's own vmap and jvp", gradient=False)
+def func_of_own_rules(x: torch.Tensor) -> Any:
+    each = torch.vmap(lambda row: Scaled.apply(row, 2.0))(x)
+    slopes = torch.vmap(torch.func.grad(lambda row: Scaled.apply(row, 2.0).sum()))(x)
+    return each, slopes, torch.func.jvp(lambda t: Scaled.apply(t, 3.0), (x,), (x,))
+
+
+def _along(function: Program) -> Program:
+    return lambda row: torch.func.jvp(function, (row,), (row,))[1]
+
+
+def _of_rows(function: Program) -> Program:
+    """A function, its gradient and its derivative along the argument, of each row of a batch."""
+    return lambda x: tuple(torch.vmap(f)(x) for f in (function, torch.func.grad(function), _along(function)))
+
+
+def _row_by_row(function: Program) -> Program:
+    """The same of a function in Python, whose way the data decides."""
+    return lambda x: tuple(
+        torch.stack([f(row) for row in x]) for f in (function, torch.func.grad(function), _along(function))
+    )
+
+
+def _one_way(row: torch.Tensor) -> torch.Tensor:
+    return (row.sin() if row.sum() > 0 else row * row * row).sum()
+
+
+@part(FUNC, "torch.cond under vmap, grad and jvp", judge=_row_by_row(_one_way))  # eager's raise
+def func_of_cond(x: torch.Tensor) -> Any:
+    chosen = lambda row: torch.cond(row.sum() > 0, lambda t: t.sin(), lambda t: t * t * t, (row,)).sum()
+    return _of_rows(chosen)(x)
+
+
+def _grown(row: torch.Tensor) -> torch.Tensor:
+    while row.square().sum() < 9:
+        row = row * 1.5 + row.sin()
+    return row.sin().sum()
+
+
+@part(FUNC, "while_loop under vmap, grad and jvp", judge=_row_by_row(_grown))  # eager's raise
+def func_of_loop(x: torch.Tensor) -> Any:
+    looped = lambda row: while_loop(lambda t: t.square().sum() < 9, lambda t: (t * 1.5 + t.sin(),), (row * 1,))[0]
+    return _of_rows(lambda row: looped(row).sin().sum())(x)
+
+
+def _rolled(row: torch.Tensor) -> torch.Tensor:
+    carry, rows = row.sum(), []
+    for item in row:
+        rows.append(carry + item)
+        carry = (carry * item).sin()
+    return torch.stack(rows).sin().sum()
+
+
+@part(FUNC, "scan under vmap, grad and jvp", judge=_row_by_row(_rolled))  # eager's raise
+def func_of_scan(x: torch.Tensor) -> Any:
+    step = lambda carry, item: ((carry * item).sin(), carry + item)
+    return _of_rows(lambda row: scan(step, row.sum(), row)[1].sin().sum())(x)
 
 
 @part(FUNC, "jvp")

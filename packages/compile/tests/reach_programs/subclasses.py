@@ -91,6 +91,24 @@ def in_the_place_of_a_tensor(x: torch.Tensor) -> Any:
     return torch.matmul(multiple, x), torch.matmul(x, multiple), both.size, both.factor  # type: ignore[arg-type]
 
 
+class Shifted:
+    """A tensor and what is added to it."""
+
+    def __init__(self, held: torch.Tensor, by: float) -> None:
+        self.held = held
+        self.by = by
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(arg.held + arg.by if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+@part(SUBCLASSES, "operators with an object in the place of a tensor")
+def operators_with_an_object(x: torch.Tensor) -> Any:
+    shifted = Shifted(x.detach(), 1.0)
+    return x + shifted, shifted * x, x / Shifted(x, 5.0), x < shifted, x - shifted, x.add(shifted)
+
+
 @part(
     SUBCLASSES,
     "two tensors in one, as an input",

@@ -22,7 +22,7 @@ from primtorch.interrupts import interrupt_behind, pass_on_interrupt
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
-from torchdynamo.calls import torch_calls
+from torchdynamo.calls import tensor_operators, torch_calls
 from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps, only_puts
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
@@ -539,6 +539,8 @@ class CaptureWorld(PlainWorld):
         if op == "%" and isinstance(a, str):
             self._need_words(*(b if type(b) is tuple else (b,)))
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
+        if result is MISSING and tensor_operators.is_between(a, b):
+            return tensor_operators.binary(self, op, a, b)
         return note_text(self.outside, super().binary(op, a, b)) if result is MISSING else result
 
     def inplace(self, op: str, a: object, b: object) -> object:
@@ -552,6 +554,8 @@ class CaptureWorld(PlainWorld):
         if made is not MISSING:
             return made
         result = self._of_numbers(op, a, b, BINARY[op][2:])
+        if result is MISSING and tensor_operators.is_between(a, b):
+            return tensor_operators.binary(self, op, a, b, in_place=True)
         return super().inplace(op, a, b) if result is MISSING else result
 
     def _of_numbers(self, op: str, a: object, b: object, methods: Sequence[str]) -> object:
@@ -582,6 +586,8 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_opaque(a, b)
         if not isinstance(a, _COMPARED_BY_VALUE) and not isinstance(b, _COMPARED_BY_VALUE):
             self.tell_apart(a, b)
+        if tensor_operators.is_between(a, b):
+            return tensor_operators.compare(self, op, a, b)
         result = scalars.compare(op, a, b, COMPARE[op][0])
         return super().compare(op, a, b) if result is MISSING else result
 

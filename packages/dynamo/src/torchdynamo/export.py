@@ -23,11 +23,13 @@ from primtorch.trace import trace
 from torchdynamo import torch_compilers_marks
 from torchdynamo._C import Entry
 from torchdynamo.api import optimize, owner_of
+from torchdynamo.arrays.values import Array, TensorAt
 from torchdynamo.capture import Finished
 from torchdynamo.convert import Generated, Whole, capture_whole
 from torchdynamo.errors import NotExportable, TorchDynamoError, Unsupported
 from torchdynamo.explain import bound_arguments, explain
 from torchdynamo.exported.program import (
+    ArrayOf,
     Checks,
     Constant,
     Exported,
@@ -42,7 +44,7 @@ from torchdynamo.guards.source_text import source_text
 from torchdynamo.reasons import describe
 from torchdynamo.schemas import CaptureOptions, Guard, GuardKind, ShapeProgram, TensorGuard
 from torchdynamo.size_marks import mark_dynamic
-from torchdynamo.sources import Scope, Source, TensorOffset, TensorSize, TensorStride, resolve
+from torchdynamo.sources import Reading, Scope, Source, TensorOffset, TensorSize, TensorStride, resolve
 
 Decompositions = Literal["prims", "core_aten"]
 
@@ -143,6 +145,7 @@ class _Call:
         self.flat = self.bound(self.leaves)
         self.scope = Scope.of(self.owner.function, self.bound(map(_Sentinel, range(len(self.leaves)))), ())
         self.state: dict[str, torch.Tensor] = {}
+        self.arrays: dict[int, tuple[int, ...]] = {}  # leaves that are arrays: see `Checks`
 
     def bound(self, leaves: Iterable[object]) -> tuple[object, ...]:
         args, kwargs = self.structure.build(leaves)
@@ -175,6 +178,11 @@ class _Call:
         Raises:
             NotExportable: it reads what hangs on a leaf, which the graph's caller does not give.
         """
+        if isinstance(source, Reading) and isinstance(source.read, TensorAt):
+            of_array = self.place(source.base, pinned)
+            if of_array is not None:
+                self.arrays[of_array.index] = tuple(sorted(source.read.flipped))
+            return of_array
         try:
             found = resolve(source, replace(self.scope, pinned=pinned))
         except Exception as error:  # what stands for a leaf has nothing of it
@@ -246,8 +254,10 @@ class _Call:
         known = outside.externals.lookup(value)
         original = value if known is None else known.original
         for index, leaf in enumerate(self.leaves):
-            if leaf is original and isinstance(original, torch.Tensor):
+            if leaf is original and (isinstance(original, torch.Tensor) or isinstance(value, Array)):
                 return Leaf(index)
+        if isinstance(value, Array):
+            return self._array(value, generated)
         if isinstance(original, torch.Tensor) and not isinstance(original, FakeTensor):
             return self.named("constant" if known is None else source_text(known.source), original)
         if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat)):
@@ -261,6 +271,16 @@ class _Call:
         if isinstance(value, torch.Tensor):
             raise NotExportable("the program returns a tensor of a class of its own")
         return Constant(int(text) if isinstance(value, torch.SymInt) else float(text))
+
+    def _array(self, array: Array, generated: Generated) -> ArrayOf:
+        inputs = generated.capture.outside.tensors
+        where = next((source for source, _, fake in inputs if fake is array.tensor), None)
+        leaf = self.place(where, generated.capture.outside.externals.pins.objects) if where is not None else None
+        tensor = leaf or self._result(array.tensor, generated)
+        if not isinstance(tensor, (Leaf, State, Result)):
+            raise NotExportable("the program returns an array that no graph makes")
+        flipped, strides, writeable, scalar = array.world.leaving(array)
+        return ArrayOf(tensor, flipped, strides, writeable, scalar)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -325,12 +345,20 @@ class _Call:
         constants = {
             index: leaf
             for index, leaf in enumerate(self.leaves)
-            if not isinstance(leaf, torch.Tensor) and index not in varies
+            if not isinstance(leaf, torch.Tensor) and index not in varies and index not in self.arrays
         }
         for name, measures in ties.items():
             relations += [_equal(name, measures[0], other, names) for other in measures[1:]]
         return Checks(
-            names, tensors, constants, tuple(relations), tuple(pairs[True]), tuple(pairs[False]), written, others
+            names,
+            tensors,
+            constants,
+            tuple(relations),
+            tuple(pairs[True]),
+            tuple(pairs[False]),
+            written,
+            others,
+            arrays=self.arrays,
         )
 
     def _names(self, guards: Sequence[Guard], pinned: Sequence[object]) -> tuple[str, ...]:

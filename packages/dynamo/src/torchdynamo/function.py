@@ -536,7 +536,7 @@ class Nested:
         if code.co_filename.startswith(_LEFT_ALONE) and not (self.finds_layers and _is_layer(code)):
             if code.co_filename.startswith(_TORCH):
                 ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
-            return False if code.co_filename.startswith(_OPERATORS) else None
+            return False if code.co_filename.startswith(_OPERATORS) or _is_compiled_by_torch(code) else None
         if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
@@ -584,6 +584,11 @@ def _is_layer(code: types.CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
+def _is_compiled_by_torch(code: types.CodeType) -> bool:
+    """Whether it calls what torch.compile made: that compiler's work and what it makes are none of the program."""
+    return code.co_name == "compile_wrapper" and code.co_filename == _TORCH_COMPILER
+
+
 _MOST_ALIKE = 8  # times the limit of versions: functions of one code that are found where calls run for real
 _MOST_OUTGROWN = 3  # times the limit of versions
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -591,6 +596,7 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OPERATORS = os.path.join(_TORCH, "_library", "")  # what it calls is the kernel of an operator: whole, as C++ ones are
+_TORCH_COMPILER = os.path.join(_TORCH, "_dynamo", "eval_frame.py")
 _LAYERS = os.path.join(_TORCH, "nn", "modules", "")
 # Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
 _LEFT_ALONE = (

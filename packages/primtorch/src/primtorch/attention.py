@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from primtorch.ambient import autocast_state
+from primtorch.body_transforms import Pullback
 from primtorch.errors import NoDerivative
-from primtorch.higher_order import Body, Derivative, HigherOrder, Pullback, Values
+from primtorch.higher_order import Body, Derivative, HigherOrder, Values
 from primtorch.layout import iterator_like
 from primtorch.spec import Size, TensorSpec, spec_of
 

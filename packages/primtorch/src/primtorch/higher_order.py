@@ -1,4 +1,4 @@
-"""Operators that run graphs: a branch, a loop over slices, a loop while a condition holds, a part of the program.
+"""Operators that run graphs: branches and loops (`control_flow`), attention, a part of the program.
 
 Each is a frozen record that holds its bodies and is called with flat operands, so that a graph has it as the target of
 a `call_function` node. Its operands are `sizes` numbers, then tensors; a body takes the same numbers first. A call runs
@@ -7,7 +7,8 @@ the bodies as Python would, under whatever autograd records, unless somebody who
 
 A derivative is an operator of the same kinds, over bodies that compute a body again and pull the gradients back through
 it (`Pullback`): what a body computes is not kept. That of a part of the program (`InvokeSubgraph`) is the tracer's: it
-keeps what autograd would.
+keeps what autograd would. What the transforms of `torch.func` make of a call is such an operator as well, where it has
+rules for them (`Transformable`); others show them each operator of their bodies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 
 from primtorch.ambient import AutocastState, autocast_state, set_autocast_state
 from primtorch.arguments import TensorLike
@@ -69,11 +71,36 @@ def call_body(body: Body, flat: Values) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """The derivative of a call: the operator, its operands, and for each result the operand that it belongs to."""
+    """The derivative of a call: the operator, its operands, and for each result the operand that it belongs to, or
+    None."""
 
     operator: HigherOrder
     operands: Values
-    places: tuple[int, ...]
+    places: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What `vmap` says of a batch: its size, and how random numbers are drawn for its elements."""
+
+    size: Size
+    randomness: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What a transform makes of a call.
+
+    Attributes:
+        operator, operands: a call of another operator.
+        dims: of a batch, where it lies in each result.
+        tangents: of a forward-mode derivative, which results are the tangents of those that are differentiable.
+    """
+
+    operator: HigherOrder
+    operands: Values
+    dims: tuple[int, ...] = ()
+    tangents: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,243 +162,24 @@ class HigherOrder:
         results, `needs` tells of each operand whether its gradient is asked for."""
         raise NoDerivative(f"{self.name} has no derivative")
 
+    def differentiated(self, operands: Values) -> Values:
+        """The call as one step of autograd's, with the derivative behind it."""
+        results: Values = _Differentiated.apply(self, self.keeping(), *operands)  # type: ignore[no-untyped-call]
+        return results[: len(self.differentiable)]
+
+    def batched(self, operands: Values, dims: Sequence[int | None], batch: Batch) -> Transformed:
+        """Of a call: the call of another operator for all elements of a batch. `dims` tells of each operand where the
+        batch lies in it. The results have it where `dims` of what is returned says."""
+        raise NoDerivative(f"{self.name} has no rule for batches")
+
+    def pushed(self, operands: Values, tangents: Values) -> Transformed:
+        """Of a call: another one, which gives the tangents of the differentiable results. `tangents`: those of the
+        operands, None where one has none."""
+        raise NoDerivative(f"{self.name} has no forward-mode derivative")
+
     def _needed(self, operands: Values, needs: Sequence[bool], first: int) -> tuple[int, ...]:
         """Places of the operands from `first` on whose gradients are asked for."""
         return tuple(i for i in range(first, len(operands)) if needs[i])
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Cond(HigherOrder):
-    """`if_true(*operands) if predicate else if_false(*operands)`; the predicate, of one element, is read once."""
-
-    labels = ("if_true", "if_false")
-    name = "cond"
-    alike = True
-
-    def run(self, *operands: object) -> Values:
-        numbers, predicate, rest = operands[: self.sizes], operands[self.sizes], operands[self.sizes + 1 :]
-        return tuple(self._runners()[0 if bool(predicate) else 1](*numbers, *rest))
-
-    def given(self, operands: Values) -> tuple[Values, ...]:
-        return (operands[self.sizes + 1 :],) * len(self.bodies)
-
-    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
-        return tuple(map(spec_of, found[0]))
-
-    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
-        first = self.sizes + 1
-        wanted = self._needed(operands, needs, first)
-        pull = [
-            Pullback(body, len(operands) - 1, tuple(i - 1 for i in wanted), self.differentiable, autocast_state())
-            for body in self.bodies
-        ]
-        operator = Cond(tuple(pull), self.sizes, (True,) * len(wanted), again=True)
-        return Derivative(operator, (*operands, *tangents), wanted)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Scan(HigherOrder):
-    """A loop over the slices of tensors along their first dimension.
-
-    Operands: numbers, what the body closes over, `carries` tensors, `mapped` tensors of one length. The body takes them
-    with a slice in the place of each mapped tensor, and gives the next carries, then a row of each further result.
-    Results: the last carries, then the rows, stacked. Carries are row-major. With `reverse` the last slice is the
-    first; a row stands where its slice does.
-    """
-
-    carries: int = field(kw_only=True)
-    mapped: int = field(kw_only=True)
-    reverse: bool = field(default=False, kw_only=True)
-
-    labels = ("step",)
-    name = "scan"
-
-    def run(self, *operands: object) -> Values:
-        (step,) = self._runners()
-        around, carry, mapped = self._parts(operands)
-        carry = tuple(value.contiguous() for value in carry)
-        length = mapped[0].shape[0]
-        rows: list[Sequence[torch.Tensor]] = [()] * length
-        for place in reversed(range(length)) if self.reverse else range(length):
-            found = step(*around, *carry, *(value[place] for value in mapped))
-            carry = tuple(value.contiguous() for value in found[: self.carries])
-            rows[place] = found[self.carries :]
-        return (*carry, *map(torch.stack, zip(*rows, strict=True)))
-
-    def _parts(self, operands: Values) -> tuple[Values, Values, Values]:
-        """(numbers and what is closed over, carries, mapped tensors)"""
-        last = len(operands) - self.mapped
-        return operands[: last - self.carries], operands[last - self.carries : last], operands[last:]
-
-    def given(self, operands: Values) -> tuple[Values, ...]:
-        around, carry, mapped = self._parts(operands)
-        return ((*around[self.sizes :], *map(_as_carry, carry), *map(slice_of, mapped)),)
-
-    def results(self, operands: Values, found: Sequence[Sequence[TensorLike]]) -> tuple[TensorSpec, ...]:
-        length = operands[-1].shape[0]
-        carry, rows = found[0][: self.carries], found[0][self.carries :]
-        return (*map(_as_carry, carry), *(row_major((length, *row.shape), row) for row in rows))
-
-    def keeping(self) -> HigherOrder:
-        """Its further results are the carries that each step was given."""
-        history = (*self.differentiable, *self.differentiable[: self.carries])
-        return replace(self, bodies=(_Keeping(self.bodies[0], self.carries, self.mapped),), differentiable=history)
-
-    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
-        """The loop the other way round: it carries the gradients of the carries, and sums those of what the body closes
-        over."""
-        around, _, mapped = self._parts(operands)
-        first, last = len(around), len(around) + self.carries
-        closed = tuple(i for i in range(self.sizes, first) if needs[i])
-        carried = tuple(first + i for i in range(self.carries) if self.differentiable[i])
-        sliced = self._needed(operands, needs, last)
-        wanted = (*closed, *carried, *sliced)
-        pull = Pullback(self.bodies[0], len(operands), wanted, self.differentiable, autocast_state())
-        step = _BackwardStep(pull, first, len(carried), len(closed))
-        sums = tuple(torch.zeros_like(operands[i]) for i in closed)
-        rows = (value.contiguous() for value in tangents[len(carried) :])  # as what is kept: no slice tells the length
-        inputs = (*around, *tangents[: len(carried)], *sums, *kept, *mapped, *rows)
-        operator = Scan(
-            (step,),
-            self.sizes,
-            (True,) * len(wanted),
-            carries=len(carried) + len(closed),
-            mapped=len(inputs) - first - len(carried) - len(closed),
-            reverse=not self.reverse,
-            again=True,
-        )
-        return Derivative(operator, inputs, (*carried, *closed, *sliced))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Keeping:
-    """A step that gives the carries that it is given, too."""
-
-    step: Body
-    carries: int
-    mapped: int
-
-    def __call__(self, *flat: object) -> Values:
-        last = len(flat) - self.mapped
-        return (*call_body(self.step, flat), *flat[last - self.carries : last])
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _BackwardStep:
-    """The derivative of a step as a step: (what it closes over, gradients of carries, sums, carries, slices, gradients
-    of rows) -> (gradients of carries, sums, gradients of slices)."""
-
-    pull: Pullback
-    around: int
-    carried: int
-    closed: int
-
-    def __call__(self, *flat: object) -> Values:
-        first, middle, last = self.around, self.around + self.carried, self.around + self.carried + self.closed
-        inputs = (*flat[:first], *flat[last : last + self.pull.inputs - first])
-        rows = flat[last + self.pull.inputs - first :]
-        found = self.pull(*inputs, *flat[first:middle], *rows)
-        closed, carried = found[: self.closed], found[self.closed : self.closed + self.carried]
-        sums = [total + more for total, more in zip(flat[middle:last], closed, strict=True)]
-        return (*carried, *sums, *found[self.closed + self.carried :])
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class WhileLoop(HigherOrder):
-    """Steps as long as a condition, a tensor of one element, holds of the carries.
-
-    Operands: numbers, what the bodies close over, `carries` tensors. Both bodies take them all; the results are the
-    last carries, row-major.
-    """
-
-    carries: int = field(kw_only=True)
-
-    labels = ("condition", "step")
-    name = "while_loop"
-
-    def run(self, *operands: Any) -> Values:
-        first = tuple(value.contiguous() for value in operands[-self.carries :])
-        *_, last = self._states(operands[: -self.carries], first)
-        return tuple(value.clone() for value in last) if last is first else last
-
-    def _states(self, around: Values, carry: Values) -> Iterator[Values]:
-        """The carries before each step, and behind the last."""
-        condition, step = self._runners()
-        yield carry
-        while bool(condition(*around, *carry)[0]):
-            carry = tuple(value.contiguous() for value in step(*around, *carry))
-            yield carry
-
-    def given(self, operands: Values) -> tuple[Values, ...]:
-        around, carry = operands[self.sizes : -self.carries], operands[-self.carries :]
-        return ((*around, *map(_as_carry, carry)),) * 2
-
-    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
-        return tuple(map(_as_carry, operands[-self.carries :]))
-
-    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
-        first = len(operands) - self.carries
-        closed = tuple(i for i in range(self.sizes, first) if needs[i])
-        carried = tuple(first + i for i in range(self.carries) if self.differentiable[i])
-        pull = Pullback(self.bodies[1], len(operands), (*closed, *carried), self.differentiable, autocast_state())
-        operator = WhileLoopDerivative(
-            (*self.bodies, pull),
-            self.sizes,
-            (True,) * len(pull.wanted),
-            loop=replace(self),
-            closed=tuple(i - self.sizes for i in closed),
-            carried=len(carried),
-            again=True,
-        )
-        return Derivative(operator, (*operands, *tangents), pull.wanted)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class WhileLoopDerivative(HigherOrder):
-    """The loop again, and then its steps' derivatives from the last to the first: how many there are only the data
-    tells, so that nothing is kept of them.
-
-    Operands: those of the loop, then the gradients of `carried` of its results. Results: the gradients of what is
-    `closed` over (places behind the numbers), then those of the carries.
-    """
-
-    loop: WhileLoop = field(kw_only=True)
-    closed: tuple[int, ...] = field(kw_only=True)
-    carried: int = field(kw_only=True)
-
-    labels = ("condition", "step", "backward_step")
-    name = "while_loop_derivative"
-
-    def run(self, *operands: object) -> Values:
-        loop = replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
-        backward_step = self._runners()[2]
-        around, carry, gradients = self._parts(operands)
-        sums = [torch.zeros_like(around[self.sizes + i], memory_format=torch.contiguous_format) for i in self.closed]
-        *before, _ = loop._states(around, tuple(value.contiguous() for value in carry))
-        gradients = tuple(value.clone(memory_format=torch.contiguous_format) for value in gradients)
-        for state in reversed(before):
-            found = backward_step(*around, *state, *gradients)
-            sums = [total + more for total, more in zip(sums, found[: len(sums)], strict=True)]
-            gradients = tuple(value.contiguous() for value in found[len(sums) :])
-        return (*(total.contiguous() for total in sums), *gradients)
-
-    def _parts(self, operands: Values) -> tuple[Values, Values, Values]:
-        last = len(operands) - self.carried
-        first = last - self.loop.carries
-        return operands[:first], operands[first:last], operands[last:]
-
-    def given(self, operands: Values) -> tuple[Values, ...]:
-        around, carry, gradients = self._parts(operands)
-        of_loop = (*around[self.sizes :], *map(_as_carry, carry))
-        return of_loop, of_loop, (*of_loop, *map(_as_carry, gradients))
-
-    def results(self, operands: Values, found: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
-        around, _, gradients = self._parts(operands)
-        return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients)))
-
-
-def _as_carry(value: TensorLike) -> TensorSpec:
-    return row_major(value.shape, value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -395,6 +203,118 @@ class InvokeSubgraph(HigherOrder):
         return tuple(map(spec_of, found[0]))
 
 
+class Transformable(HigherOrder):
+    """An operator whose call is one step for the transforms of `torch.func`, which otherwise see into its bodies.
+
+    Where nobody traces, and no transform maps over a batch, the bodies run as Python does: data can be asked for.
+    """
+
+    in_place: ClassVar[bool] = False  # whether a trace has its bodies' operators, and no node of the call
+
+    def __call__(self, *operands: object) -> Values:
+        if torch._C._are_functorch_transforms_active():
+            sees = not _HANDLERS.stack or _HANDLERS.stack[-1] is None
+            return self.run(*operands) if sees and not _maps() else self.differentiated(operands)
+        if not self.in_place:
+            return super().__call__(*operands)
+        tensors = (value for value in operands if isinstance(value, torch.Tensor))
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return self.differentiated(operands) if recorded else self.run(*operands)
+
+
+def _maps() -> bool:
+    """Whether a transform that is active maps over a batch."""
+    vmap = torch._C._functorch.TransformType.Vmap
+    return any(level.key() == vmap for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+class _Context(BackwardCFunction):
+    """What is kept of a call for its derivative, beside the tensors."""
+
+    operator: HigherOrder
+    keeping: HigherOrder  # the operator with what its derivative reads among its results
+    numbers: Values  # the operands before the tensors
+    casts: AutocastState
+    specs: list[TensorSpec]  # of the results
+    count: int  # of the operands among the saved tensors
+
+
+class _Differentiated(torch.autograd.Function):
+    """A call, and behind it the call of its derivative. What is kept for that is a result like the others: it has a
+    derivative of its own, for whoever differentiates twice."""
+
+    @staticmethod
+    def forward(operator: HigherOrder, keeping: HigherOrder, *operands: object) -> Values:
+        given = set(map(id, operands))
+        return tuple(value.clone() if id(value) in given else value for value in keeping(*operands))
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Any, ...], output: Values) -> None:
+        ctx.operator, ctx.keeping, *operands = inputs
+        ctx.numbers, tensors = tuple(operands[: ctx.operator.sizes]), operands[ctx.operator.sizes :]
+        ctx.casts, ctx.count = autocast_state(), len(tensors)
+        ctx.specs = [spec_of(value) for value in output]
+        ctx.save_for_backward(*tensors, *_kept(ctx.operator, output))
+        ctx.save_for_forward(*tensors)  # type: ignore[no-untyped-call]
+        apart = [value for value, has in zip(output, ctx.keeping.differentiable, strict=True) if not has]
+        ctx.mark_non_differentiable(*apart)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: torch.Tensor | None) -> tuple[object, ...]:
+        count = len(ctx.operator.differentiable)
+        twice = any(gradient is not None for gradient in gradients[count:])
+        operator = ctx.keeping if twice else ctx.operator
+        # A pullback that `vjp` gave is called behind it: what was kept is wrapped for a level that is no more.
+        saved = tuple(map(torch._C._functorch.unwrap_if_dead, ctx.saved_tensors))
+        operands = (*ctx.numbers, *saved[: ctx.count])
+        tangents = tuple(
+            torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if gradient is None else gradient
+            for gradient, spec, has in zip(gradients, ctx.specs, operator.differentiable, strict=False)
+            if has
+        )
+        with casting(ctx.casts):  # the body runs again as it ran
+            derivative = operator.derivative(operands, saved[ctx.count :], tangents, ctx.needs_input_grad[2:])
+        results: list[object] = [None] * len(operands)
+        for place, gradient in zip(derivative.places, derivative.operator(*derivative.operands), strict=True):
+            if place is not None:
+                results[place] = gradient
+        return None, None, *results
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], operator: HigherOrder, keeping: HigherOrder, *operands: object
+    ) -> tuple[Values, tuple[int, ...]]:
+        made = keeping.batched(operands, in_dims[2:], Batch(info.batch_size, info.randomness))
+        return made.operator(*made.operands), made.dims
+
+    @staticmethod
+    def jvp(ctx: _Context, *tangents: torch.Tensor | None) -> Values:
+        operands = (*ctx.numbers, *ctx.saved_tensors)
+        differentiable = ctx.keeping.differentiable
+        with casting(ctx.casts):
+            made = ctx.keeping.pushed(operands, tangents[2:])
+        found = made.operator(*made.operands)
+        rest = iter(found[made.tangents])
+        return tuple(next(rest) if has else None for has in differentiable)
+
+
+def _kept(operator: HigherOrder, results: Values) -> Values:
+    """What a call's derivative reads beside the operands."""
+    return results if operator.keeps_results else results[len(operator.differentiable) :]
+
+
+@contextmanager
+def casting(state: AutocastState) -> Iterator[None]:
+    """A block in a state of autocast."""
+    before = autocast_state()
+    set_autocast_state(state)
+    try:
+        yield
+    finally:
+        set_autocast_state(before)
+
+
 REGION_IN_PLACE = Kind(
     "region_in_place",
     "a call of a function marked with nested_compile_region is compiled as a part of the graph around it, and not once"
@@ -409,46 +329,6 @@ def slice_of(value: object) -> TensorSpec:
     """The metadata of a slice along the first dim."""
     spec = spec_of(value)
     return TensorSpec(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Pullback:
-    """A body's vector-Jacobian product: (inputs, gradients of the differentiable results) -> gradients of inputs.
-
-    Attributes:
-        inputs: how many inputs the body has, numbers included.
-        wanted: places of the inputs whose gradients are given; zeros where the results do not depend on one.
-        differentiable: for each result, whether it has a gradient.
-        casts: the state of autocast in which the body runs.
-    """
-
-    body: Body
-    inputs: int
-    wanted: tuple[int, ...]
-    differentiable: tuple[bool, ...]
-    casts: AutocastState
-
-    def __call__(self, *flat: Any) -> Values:
-        again = torch.is_grad_enabled()  # somebody takes a derivative of this one
-        inputs, gradients = list(flat[: self.inputs]), flat[self.inputs :]
-        with torch.enable_grad():
-            for place in self.wanted:
-                given = inputs[place]
-                inputs[place] = given.view_as(given) if given.requires_grad else given.detach().requires_grad_()
-            before = autocast_state()
-            set_autocast_state(self.casts)
-            try:
-                found = call_body(self.body, tuple(inputs))
-            finally:
-                set_autocast_state(before)
-            results = [value for value, has in zip(found, self.differentiable, strict=True) if has]
-            pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad]
-            wanted = [inputs[place] for place in self.wanted]
-            pulled: Sequence[torch.Tensor | None] = [None] * len(wanted)
-            if pairs and wanted:
-                of, by = zip(*pairs, strict=True)
-                pulled = torch.autograd.grad(of, wanted, by, allow_unused=True, create_graph=again)
-        return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, pulled, strict=True))
 
 
 def row_major(shape: Sequence[Size], like: TensorLike) -> TensorSpec:

@@ -30,6 +30,25 @@ class Rule:
     writes: bool = False
 
 
+# Their results have as many elements as the data says.
+SIZED_BY_DATA = frozenset(
+    {
+        "argwhere", "bincount", "compress", "extract", "flatnonzero", "histogram", "histogram_bin_edges", "in1d",
+        "intersect1d", "nonzero", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique", "unique_all",
+        "unique_counts", "unique_inverse", "unique_values", "where",
+    }
+)  # fmt: skip
+
+
+def refusal(function: str, of: str = "numpy.") -> BreakGraph:
+    """The break at a function, or a method, that no rule knows with its arguments."""
+    if function in SIZED_BY_DATA:
+        twin = {"argwhere": "nonzero", "flatnonzero": "nonzero", "where": "nonzero"}.get(function, function)
+        instead = f"; torch.{twin} of a tensor stays in the graph" if hasattr(torch, twin) else ""
+        return BreakGraph("data_dependent_shape", f"{of}{function}(): the data says how long its result is{instead}")
+    return BreakGraph("numpy", f"call of {of}{function}" if of else f"{function}() of an array")
+
+
 def known(*values: object) -> None:
     """Breaks the graph where an argument that decides about shapes is not known."""
     if arrays_in(values):

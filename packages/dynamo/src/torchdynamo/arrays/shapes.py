@@ -396,9 +396,54 @@ def _meshgrid(n: ArrayWorld, asked: Sequence[numpy.ndarray], *xi: object, indexi
     return found
 
 
-def _searchsorted(n: ArrayWorld, asked: Model, a: object, v: object, side: str = "left") -> object:
-    dtype = numpy.result_type(model_of(a), model_of(v))
+def _searchsorted(n: ArrayWorld, asked: Model, a: object, v: object, side: str = "left") -> torch.Tensor:
+    dtype = _common(a, v)
     return torch.searchsorted(n.tensor(a, dtype), n.tensor(v, dtype), side=side)
+
+
+def _common(*values: object) -> numpy.dtype:
+    """The dtype that holds what is in all of these, as arrays."""
+    return numpy.result_type(*(model_of(v) if isinstance(v, Array) else numpy.asarray(v) for v in values))
+
+
+def _digitize(n: ArrayWorld, asked: Model, x: object, bins: object, right: bool = False) -> object:
+    known(bins)  # NumPy asks them for their order
+    edges = numpy.asarray(bins)
+    found = _searchsorted(n, asked, edges[::-1] if _falls(edges) else edges, x, "left" if right else "right")
+    return len(edges) - found if _falls(edges) else found
+
+
+def _falls(edges: numpy.ndarray) -> bool:
+    return len(edges) > 1 and bool(edges[0] > edges[-1])
+
+
+def _isin(
+    n: ArrayWorld,
+    asked: Model,
+    element: object,
+    test_elements: object,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: str | None = None,
+) -> object:
+    dtype = _common(element, test_elements)
+    x, among = n.tensor(element, dtype), n.tensor(test_elements, dtype)
+    refuse_complex(x)
+    found = torch.isin(x, among) & ~torch.isnan(x)  # which is in no array
+    return ~found if invert else found
+
+
+def _ediff1d(n: ArrayWorld, asked: Model, ary: object) -> object:
+    return torch.diff(n.tensor(ary, asked.dtype).reshape(-1))
+
+
+def _delete(n: ArrayWorld, asked: Model, arr: object, obj: Any, axis: SupportsIndex | None = None) -> object:
+    known(obj)
+    x = n.tensor(arr)
+    x, dim = (x.reshape(-1), 0) if axis is None else (x, dim_of(axis) % x.dim())
+    left = numpy.delete(numpy.arange(int(x.shape[dim])), obj)
+    return x.index_select(dim, n.tensor(left))
 
 
 def _round(n: ArrayWorld, asked: Model, a: object, decimals: SupportsIndex = 0) -> object:
@@ -563,6 +608,7 @@ SHAPING: dict[str, Rule] = {  # functions alone
     "triu": _triangle("triu"), "diag": Rule(_diag), "meshgrid": Rule(_meshgrid), "searchsorted": Rule(_searchsorted),
     "rot90": Rule(_rot90), "fix": Rule(_fix), "sinc": Rule(_sinc), "i0": Rule(_i0), "vander": Rule(_vander),
     "choose": Rule(_choose, _on_first_choice), "nan_to_num": Rule(_nan_to_num),
+    "digitize": Rule(_digitize), "isin": Rule(_isin), "ediff1d": Rule(_ediff1d), "delete": Rule(_delete),
     "isclose": Rule(_isclose), "zeros_like": _filled(0), "ones_like": _filled(1),
     "empty_like": _filled(0), "full_like": Rule(_full_like), "full": Rule(_full), "linspace": Rule(_linspace),
 }  # fmt: skip

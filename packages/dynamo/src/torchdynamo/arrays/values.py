@@ -214,7 +214,8 @@ def fits_tensor(array: object) -> TypeGuard[numpy.ndarray]:
     if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
         return False
     flags, size = array.flags, array.itemsize
-    apart = all(stride % size == 0 and (stride or n < 2) for n, stride in zip(array.shape, array.strides, strict=True))
+    steps = zip(array.shape, array.strides, strict=True)
+    apart = array.size == 0 or all(stride % size == 0 and (stride or n < 2) for n, stride in steps)
     return bool(flags.writeable and flags.aligned and apart)
 
 

@@ -23,7 +23,7 @@ from primtorch.fake import FakeTensor
 from primtorch.wrappers import whole_of
 from torchdynamo.arrays import indexing
 from torchdynamo.arrays.functions import FUNCTIONS, METHODS
-from torchdynamo.arrays.rules import Rule
+from torchdynamo.arrays.rules import Rule, refusal
 from torchdynamo.arrays.ufuncs import UFUNCS, Operand, takes
 from torchdynamo.arrays.values import (
     NUMPY_DTYPES,
@@ -250,7 +250,7 @@ class ArrayWorld:
             return self._ufunc(function, args, kwargs)
         rule = FUNCTIONS.get(function)
         if rule is None:
-            raise BreakGraph("numpy", f"call of {name_of(function)}")
+            raise _refusal(function)
         return self._by_rule(rule, function, args, kwargs)
 
     def method(self, array: Array, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -262,7 +262,9 @@ class ArrayWorld:
             return self.number(array, name)
         rule = METHODS.get(name)
         if rule is None:
-            raise BreakGraph("tensor_to_number" if name in _NUMBERS_OUT else "numpy", f"{name}() of an array")
+            if name in _NUMBERS_OUT:
+                raise BreakGraph("tensor_to_number", f"{name}() of an array")
+            raise refusal(name, "")
         return self._by_rule(rule, getattr(type(array.model), name), (array, *args), kwargs)
 
     def number(self, array: Array, name: str) -> object:
@@ -291,6 +293,8 @@ class ArrayWorld:
         try:
             bound = inspect.signature(rule.program).bind(self, asked, *args, **kwargs)
         except TypeError:
+            if name_of(function) == "numpy.where":
+                raise _refusal(function) from None
             raise BreakGraph("numpy", f"call of {name_of(function)} with these arguments") from None
         try:
             found = rule.program(*bound.args, **bound.kwargs)
@@ -542,6 +546,11 @@ class ArrayWorld:
         ]
         same = tuple(strides) == model.strides and 1 not in model.shape  # there, operators give any stride
         return tuple(sorted(array.flipped)), None if same else model.strides, bool(model.flags.writeable), False
+
+
+def _refusal(function: Callable[..., object]) -> BreakGraph:
+    module, _, name = name_of(function).rpartition(".")
+    return refusal(name, f"{module}.")
 
 
 def _operator_methods() -> dict[str, tuple[Callable[..., object], int]]:

@@ -7,24 +7,24 @@ and the graph gets one `call_module` of a `CapturedFunction`. What cannot be car
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from primtorch.spec import TensorSpec
+from torchdynamo.calls.autograd_rules import Rule, Rules, own_rules
+from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.jagged import is_jagged
 from torchdynamo.graph.regions import Region
-from torchdynamo.interpreter.iterators import LocalIterator
-from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterApi, Kwargs, World
-from torchdynamo.outside.externals import External
+from torchdynamo.interpreter.protocol import Args, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.sources import own_items
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
 _NO_SETUP = torch.autograd.function._SingleLevelFunction.setup_context
@@ -39,6 +39,7 @@ class FunctionContext:
         self.saved_tensors: tuple[object, ...] = ()
         self.saved_variables: tuple[object, ...] = ()  # the same, by an older name
         self.to_save: tuple[object, ...] = ()
+        self.for_forward: tuple[object, ...] | None = None
         self.non_differentiable: tuple[object, ...] = ()
         self.dirty_tensors: tuple[object, ...] = ()
         self.materialize_grads = True
@@ -48,7 +49,8 @@ class FunctionContext:
         self.to_save = self.saved_tensors = self.saved_variables = tensors
 
     def save_for_forward(self, *tensors: object) -> None:
-        """Nothing: it is for forward-mode derivatives."""
+        """Keeps what a forward-mode derivative reads as `saved_tensors`."""
+        self.for_forward = tensors
 
     def mark_non_differentiable(self, *tensors: object) -> None:
         """Notes results without history."""
@@ -80,6 +82,7 @@ class Carried:
         once: the backward has no derivative.
         transformable: transforms of torch.func take the function: what its context keeps, it is told apart from the
             forward. `batched`: `vmap` does, by a rule made of forward and backward.
+        own_vmap, own_jvp: it has such a rule of its own.
     """
 
     name: str
@@ -93,20 +96,37 @@ class Carried:
     once: bool
     transformable: bool
     batched: bool
+    own_vmap: bool = False
+    own_jvp: bool = False
 
 
 class CapturedFunction(nn.Module):
-    """An autograd function made from captured graphs; a call gives its tensor results and what escapes from inside."""
+    """An autograd function made from captured graphs; a call gives its tensor results and what escapes from inside.
 
-    def __init__(self, forward_graph: fx.GraphModule, backward_graph: fx.GraphModule, carried: Carried) -> None:
+    Attributes:
+        rules: the function's own rules by what they were asked for; `record` makes them as long as capture goes on.
+    """
+
+    def __init__(
+        self,
+        forward_graph: fx.GraphModule,
+        backward_graph: fx.GraphModule,
+        carried: Carried,
+        record: weakref.ref[Rules] | None = None,
+    ) -> None:
         super().__init__()
+        self.rules: dict[Hashable, Rule] = {}
+        self.record = record
         self.forward_graph = forward_graph
         self.backward_graph = backward_graph
         self.carried = carried
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
         above = (_Transformable, base) if carried.transformable else (base,)
-        self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched})
+        own: dict[str, Any] = {"vmap": staticmethod(_vmap)} if carried.own_vmap else {}
+        if carried.own_jvp:
+            own["jvp"] = staticmethod(_jvp)
+        self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched, **own})
 
     def forward(self, *inputs: object) -> object:
         """The function's results, and what escapes from inside."""
@@ -115,6 +135,19 @@ class CapturedFunction(nn.Module):
             return self.function.apply(self, inputs[direct:], *inputs[:direct])
         values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
         return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
+
+    def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:
+        """The rule for what is asked, recorded where it is the first time.
+
+        Raises:
+            BreakGraph: the rule cannot be a graph.
+        """
+        if asked not in self.rules:
+            record = self.record() if self.record is not None else None
+            if record is None:
+                raise BreakGraph("autograd_function", f"a rule of {self.carried.name} that capture has not seen")
+            self.rules[asked] = make(record)
+        return self.rules[asked]
 
 
 class _Context(BackwardCFunction):
@@ -187,10 +220,34 @@ class _Transformable(_Carrier):
         saved = [(output[index] if own else given[index]) for own, index, _ in carried.saved]
         ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
         ctx.kept = [None if isinstance(value, torch.Tensor) else value for value in saved]
+        if carried.own_jvp:
+            ctx.save_for_forward(*direct, *output[: carried.outputs])  # type: ignore[no-untyped-call, arg-type]
         ctx.set_materialize_grads(carried.materialize)
         ctx.module = module
         apart = [output[index] for index in carried.non_differentiable] + list(output[carried.outputs :])
         ctx.mark_non_differentiable(*(value for value in apart if isinstance(value, torch.Tensor)))
+
+
+def _vmap(
+    info: Any, in_dims: tuple[Any, ...], module: CapturedFunction, others: tuple[object, ...], *direct: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], tuple[int | None, ...]]:
+    """The function's own `vmap`: of its results alone, which is all that its context can keep."""
+    carried, dims = module.carried, in_dims[2:]
+    if others or carried.escaping > carried.outputs:
+        raise BreakGraph("autograd_function", f"the vmap of {carried.name}, which keeps or reads more than it is given")
+    asked = ("vmap", *dims, *(tensor.dim() for tensor in direct))
+    rule = module.rule(asked, lambda rules: rules.vmap(info, dims, direct))
+    return tuple(rule.graph(*direct)), rule.dims
+
+
+def _jvp(ctx: _Context, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """The function's own `jvp`."""
+    carried, saved, given = ctx.module.carried, ctx.saved_tensors, tangents[2:]
+    direct, results = saved[: carried.direct], saved[carried.direct :]
+    asked = ("jvp", *(tangent is None for tangent in given), *(tensor.dim() for tensor in saved))
+    rule = ctx.module.rule(asked, lambda rules: rules.jvp(direct, results, given))
+    found = dict(zip(rule.given, rule.graph(*saved, *(t for t in given if t is not None)), strict=True))
+    return tuple(found.get(place) for place in range(carried.escaping))
 
 
 class _CarrierOnce(_Carrier):
@@ -254,6 +311,7 @@ class AutogradFunctions:
         self.interpreter = interpreter
         self.recorder = outside.recorder
         self._backwards = 0  # how many backwards the program is within
+        self.rules: list[Rules] = []  # of calls under transforms, which ask for them as long as capture goes on
 
     def apply(self, kind: type[torch.autograd.Function], args: Args, kwargs: Kwargs) -> object:
         """`kind.apply(*args, **kwargs)`."""
@@ -480,6 +538,8 @@ class _Capture:
             for node in backward.inputs
         )
         apart = {id(t) for t in self.context.non_differentiable}
+        own_vmap, own_jvp = own_rules(self.kind)
+        rules = self._rules(len(outputs)) if regions.transforms and (own_vmap or own_jvp) else None
         carried = Carried(
             name=self.kind.__name__,
             direct=len(self.direct),
@@ -492,40 +552,17 @@ class _Capture:
             once=self._is_once(),
             transformable=self.kind.setup_context is not _NO_SETUP,
             batched=bool(self.kind.generate_vmap_rule),
+            own_vmap=own_vmap,
+            own_jvp=own_jvp,
         )
 
         def make(graph: fx.GraphModule, region: Region) -> nn.Module:
-            return CapturedFunction(graph, regions.finished(backward), carried)
+            return CapturedFunction(graph, regions.finished(backward), carried, rules)
 
         return make
 
-
-# -- what a backward may not change ----------------------------------------------------------
-
-
-# How many writes there were, what the shadows hold, and how many later ones were written to.
-Effects: TypeAlias = tuple[int, list[object], int]
-
-
-def effects_so_far(outside: Outside, known: Effects | None = None) -> Effects:
-    """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
-    count = len(known[1]) if known is not None else None
-    shadows = outside.externals.shadows
-    contents = [_contents(record) for record in shadows[:count]]
-    later = [record for record in shadows[len(contents) :] if _contents(record) != _as_ids(record.snapshot)]
-    return outside.overlays.count, contents, len(later)
-
-
-def _contents(record: External) -> object:
-    shadow = record.value
-    if isinstance(shadow, LocalIterator):
-        return _as_ids({name: getattr(shadow, name, MISSING) for name in record.snapshot})
-    return _as_ids(shadow)
-
-
-def _as_ids(value: Any) -> object:
-    if isinstance(value, dict):
-        return [(id(key), id(dict.__getitem__(value, key))) for key in dict.keys(value)]
-    if isinstance(value, (set, frozenset)):
-        return set(map(id, own_items(value)))
-    return list(map(id, own_items(value)))
+    def _rules(self, results: int) -> weakref.ref[Rules]:
+        needs = self.context.needs_input_grad
+        rules = Rules(self.outside, self.world, self.kind, self.args, results, lambda: FunctionContext(needs))
+        self.owner.rules.append(rules)
+        return weakref.ref(rules)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from primtorch import ambient
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import InterpreterApi, World
@@ -119,7 +119,7 @@ class Bodies:
             if any(recorder.node_of(t) not in own or id(memory_of(t)) in given for t in later):
                 raise refusal(f"{what} writes to a tensor that was made before")
             results = self._own_results(what, leaves, own, given)
-            specs, history = [TensorSpec.of(leaf) for leaf in leaves], [leaf.requires_grad for leaf in leaves]
+            specs, history = [TensorSpec.of(leaf) for leaf in leaves], list(map(self.has_history, leaves))
         return Recorded(nodes, numbers, tensors, results, specs, history, tree)
 
     def _own_results(
@@ -135,6 +135,13 @@ class Bodies:
             taken.add(id(leaf.memory))
             results.append(node)
         return results
+
+    def has_history(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has a derivative. Within a function that is transformed any may have one: nobody else knows
+        what the transform derives by."""
+        if self.recorder.regions.transforms:
+            return tensor.is_floating_point() or tensor.is_complex()
+        return tensor.requires_grad
 
     def stand_in(self, spec: TensorSpec, requires_grad: bool) -> FakeTensor:
         """A tensor that the operator hands to a body."""

@@ -30,7 +30,7 @@ from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import jagged_calls, packed_parameters, torch_calls
+from torchdynamo.calls import jagged_calls, packed_parameters, tensor_operators, torch_calls
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
@@ -122,6 +122,7 @@ class Calls:
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for known in rooms for function, rule in known.rules()},
+            **{id(function): rule for function, rule in tensor_operators.RULES},
             **{id(function): rule for function, rule in jagged_calls.rules(outside.recorder.jagged)},
         }
 
@@ -301,9 +302,11 @@ class Calls:
         except TypeError:
             return MISSING
         method = getattr(torch.Tensor, fn.__name__, fn) if isinstance(owner, torch.Tensor) else fn
-        rule = self._rules.get(id(method)) if method is not fn else None
-        if rule is not None:
-            return rule(method, (owner, *args), kwargs)
+        if method is not fn:
+            objects = torch_functions.passes_modes_by(method, (*args, *kwargs.values()))
+            rule = self._native if objects else self._rules.get(id(method))
+            if rule is not None:
+                return rule(method, (owner, *args), kwargs)
         self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
             return self._context_variable(owner, fn, args)
@@ -313,15 +316,6 @@ class Calls:
             operator = fn in torch_functions.OVERRIDABLE or not isinstance(owner, types.ModuleType)
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
-
-    def _equal(self, fn: Callee, args: Args, kwargs: Kwargs) -> bool:
-        """`torch.equal` of tensors whose sizes differ, which the data has no say in."""
-        pair = args if len(args) == 2 and not kwargs else ()
-        if all(isinstance(t, FakeTensor) and class_of(t) is None for t in pair) and pair:
-            a, b = pair
-            if a.dtype is b.dtype and a.device == b.device and (a.dim() != b.dim() or tuple(a.shape) != tuple(b.shape)):
-                return False
-        raise BreakGraph("data_dependent_branch", "equal() of a tensor")
 
     def _pickle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         args = scalars.concrete(args)
@@ -787,8 +781,6 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch._check_is_size, Calls._assert_number),
     (torch.Size.numel, Calls._numel),
     (pickle.dumps, Calls._pickle),
-    (torch.equal, Calls._equal),
-    (torch.Tensor.equal, Calls._equal),
 )
 _MODULE_CALL: object = nn.Module.__call__
 _CALL_IMPL = nn.Module.__dict__["_call_impl"]

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as eager
 
 from primtorch.fake import FakeTensor
-from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import World
 from torchdynamo.outside.outside import Outside

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdynamo.calls import torch_calls
-from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER

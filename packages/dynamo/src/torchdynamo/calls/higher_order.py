@@ -17,8 +17,9 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
+from primtorch.control_flow import Cond, Scan, WhileLoop
 from primtorch.fake import FakeTensor
-from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
+from primtorch.higher_order import HigherOrder, row_major, slice_of
 from primtorch.spec import TensorSpec
 from torchdynamo.calls import attention
 from torchdynamo.calls.bodies import REASON, Bodies, Recorded, refusal
@@ -210,7 +211,8 @@ class HigherOrderCalls:
     ) -> tuple[Recorded, list[bool]]:
         """A step recorded for carries that require a gradient where any step's do, and which do. `places`: of the next
         carries among its results."""
-        history = [torch.is_grad_enabled() and value.requires_grad for value in carry]
+        derives = torch.is_grad_enabled() or self.recorder.regions.transforms > 0
+        history = [derives and self.bodies.has_history(value) for value in carry]
         specs = [_carry(value) for value in carry]
         while True:
             body = record(list(zip(specs, history, strict=True)))
@@ -270,6 +272,7 @@ class _Behind(BackwardCFunction):
 
     given: tuple[torch.Tensor, ...]
     has_second_derivative: bool
+    orders: tuple[bool, ...]  # whether the call's derivative has one, that one's, ...; the last is that of all others
 
 
 class _History(torch.autograd.Function):
@@ -281,8 +284,8 @@ class _History(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         given = [value for value in operands if isinstance(value, torch.Tensor)]
         with torch._C.DisableTorchFunction(), torch.enable_grad():
-            twice = not isinstance(operator, WhileLoop)
-            with_history: tuple[torch.Tensor, ...] = cls.apply(tuple(made), operator.differentiable, twice, *given)
+            orders = (True, False) if isinstance(operator, WhileLoop) else (True,)
+            with_history: tuple[torch.Tensor, ...] = cls.apply(tuple(made), operator.differentiable, orders, *given)
             return with_history
 
     @staticmethod
@@ -290,10 +293,10 @@ class _History(torch.autograd.Function):
         ctx: _Behind,
         made: tuple[torch.Tensor, ...],
         differentiable: tuple[bool, ...],
-        twice: bool,
+        orders: tuple[bool, ...],
         *given: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.given, ctx.has_second_derivative = given, twice
+        ctx.given, ctx.orders, ctx.has_second_derivative = given, orders, orders[0]
         ctx.mark_non_differentiable(*(t for t, has in zip(made, differentiable, strict=True) if not has))
         return made
 
@@ -308,7 +311,7 @@ class _History(torch.autograd.Function):
                 if is_wanted
             )
         if torch.is_grad_enabled():
-            made = _History.apply(made, (True,) * len(made), ctx.has_second_derivative, *ctx.given, *gradients)  # type: ignore[no-untyped-call]
+            made = _History.apply(made, (True,) * len(made), ctx.orders[1:] or ctx.orders, *ctx.given, *gradients)  # type: ignore[no-untyped-call]
         rest = iter(made)
         return (None, None, None, *(next(rest) if is_wanted else None for is_wanted in wanted))
 

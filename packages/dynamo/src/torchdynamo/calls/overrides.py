@@ -16,6 +16,7 @@ from torch.overrides import get_default_nowrap_functions
 
 from primtorch.fake import FakeTensor
 from primtorch.wrappers import is_wrapper
+from torchdynamo.calls import tensor_operators
 from torchdynamo.graph import torch_functions
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.tensor_classes import DEFAULT, PLAIN_TENSORS, is_capturable, is_default, remember_class
@@ -49,6 +50,7 @@ class Overrides:
     def ask(self, kinds: tuple[type, ...], func: Callee, args: Args, kwargs: Mapping[str, object] | None) -> object:
         """The first answer of the classes, as torch asks them."""
         self.interpreter.tail_call = False
+        func = tensor_operators.TOLD.get(func, func)
         for kind in kinds:
             if issubclass(kind, torch.Tensor):
                 self.outside.torch_names.of_tensor(kind, "__torch_function__")

@@ -21,7 +21,9 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from primtorch.dispatch_mode import DispatchMode
-from primtorch.fake import METADATA, wants_sizes
+from primtorch.errors import NoDerivative
+from primtorch.fake import METADATA, FakeMode, wants_sizes
+from primtorch.higher_order import HigherOrder, Transformable, handled_by
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
 from torchdynamo.graph.scalars import concrete
@@ -383,12 +385,14 @@ class Transforms:
         """What a transformed call gives for fakes. They are results of the node, but for those that it was given."""
         recorder = self.recorder
         try:
-            with torch._C.DisableTorchFunction(), _Loops() as loops:
+            with torch._C.DisableTorchFunction(), _Loops() as loops, handled_by(_Bodies(self.outside.mode, loops)):
                 found = list(module(*values))
         except Exception as error:  # eager's, or of what transforms cannot do with sizes that are symbols
             if wants_sizes(error):
                 detail = f"{module.transform.name}() of tensors with a size that varies"
                 raise BreakGraph("symbolic_size", detail) from error
+            if isinstance(error, BreakGraph):  # of a rule that an autograd function has of its own
+                raise _refusal(f"{module.transform.name}(): {error.detail}") from error
             text = str(error).partition("\n")[0]
             raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
         for name in loops.looped():
@@ -408,17 +412,49 @@ class Transforms:
         return self.recorder.known_node(tensor, "function_transform")
 
 
+class _Bodies:
+    """Calls of operators over graphs, on fakes: what their bodies give is known, and which of them run is not."""
+
+    def __init__(self, mode: FakeMode, loops: _Loops) -> None:
+        self.mode = mode
+        self.loops = loops
+
+    def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Fakes of a call's results."""
+        if not isinstance(operator, Transformable):
+            return operator.run(*operands)
+        numbers, before = operands[: operator.sizes], self.loops.draws
+        given = operator.given(operands)
+        found = [
+            self.run_body(body, (*numbers, *map(self._fake, tensors)))
+            for body, tensors in zip(operator.bodies, given, strict=True)
+        ]
+        if operator.again and self.loops.draws != before:
+            raise NoDerivative(f"a body of {operator.name} draws random numbers, and its derivative would draw others")
+        return tuple(map(self._fake, operator.results(operands, found)))
+
+    def run_body(self, body: Callable[..., Sequence[Any]], flat: tuple[object, ...]) -> Sequence[Any]:
+        """A body's results."""
+        return body.forward(*flat) if isinstance(body, fx.GraphModule) else body(*flat)
+
+    def _fake(self, value: object) -> torch.Tensor:
+        return value if isinstance(value, torch.Tensor) else self.mode.from_spec(cast(TensorSpec, value))
+
+
 class _Loops(DispatchMode):
-    """Counts operators that `vmap` has no rule for: it calls them for each element of a batch."""
+    """Counts operators that `vmap` has no rule for: it calls them for each element of a batch. And those that draw
+    random numbers."""
 
     def __init__(self) -> None:
         self.counts: Counter[OpOverload] = Counter()
+        self.draws = 0
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[object, ...] = (), kwargs: Kwargs | None = None
     ) -> object:
         if not _has_batching_rule(func) and any(isinstance(arg, torch.Tensor) for arg in args):
             self.counts[func] += 1
+        self.draws += torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
     def looped(self) -> list[str]:

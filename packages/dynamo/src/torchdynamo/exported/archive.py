@@ -20,11 +20,13 @@ import torch
 from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
-from primtorch.higher_order import Cond, HigherOrder, InvokeSubgraph, Scan, WhileLoop
+from primtorch.control_flow import Cond, Scan, WhileLoop
+from primtorch.higher_order import HigherOrder, InvokeSubgraph
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
 from torchdynamo.exported.program import (
+    ArrayOf,
     Checks,
     Constant,
     Exported,
@@ -119,6 +121,7 @@ def _program(exported: Exported, memories: list[bytes]) -> dict[str, Json]:
             ],
             "same": checks.same,
             "different": checks.different,
+            "arrays": [[index, flipped] for index, flipped in checks.arrays.items()],
             "written": checks.written,
             "others": checks.others,
             "surroundings": _plain(_fields(checks.surroundings)),
@@ -212,6 +215,8 @@ def _reference(of: Reference) -> Json:
             return ["number", _plain(program)]
         case Constant(value=value):
             return ["constant", _plain(value)]
+        case ArrayOf():
+            return ["array", [_reference(of.tensor), of.flipped, of.strides, of.writeable, of.scalar]]
 
 
 def _measure(measure: Measure) -> Json:
@@ -391,6 +396,7 @@ class _Reader:
             written=_integers(text["written"]),
             others=_integers(text["others"]),
             surroundings=Surroundings(*self._value(text["surroundings"])),
+            arrays={int(index): _integers(flipped) for index, flipped in text.get("arrays", ())},
         )
 
     def _steps(self, value: Any) -> Program:
@@ -404,8 +410,18 @@ class _Reader:
             "result": lambda v: Result(int(v)),
             "number": lambda v: Number(self._steps(v)),
             "constant": lambda v: Constant(self._value(v)),
+            "array": self._array,
         }
         return makers[kind](of)
+
+    def _array(self, value: Any) -> ArrayOf:
+        tensor, flipped, strides, writeable, scalar = value
+        of = self._reference(tensor)
+        if not isinstance(of, (Leaf, State, Result)):
+            raise UnsafeArchive(f"no tensor of an array: {tensor!r}")
+        return ArrayOf(
+            of, _integers(flipped), None if strides is None else _integers(strides), bool(writeable), bool(scalar)
+        )
 
     def _measure(self, value: Any) -> Measure:
         of, kind, dim = value

@@ -12,6 +12,7 @@ from torch import fx
 from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
+from torchdynamo.arrays.values import TensorAt, array_of, same_layout
 from torchdynamo.exported.structure import Structure, flatten
 from torchdynamo.guards.failure import tensor_mismatch
 from torchdynamo.guards.guard_table import print_guards
@@ -28,7 +29,39 @@ class Constant:
     value: object
 
 
-Reference = Leaf | State | Result | Constant | Number
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """A NumPy array, or scalar, that has a tensor's memory.
+
+    Attributes:
+        tensor: where that is from.
+        flipped: dims that the array has in the opposite order.
+        strides: in bytes, where they are not the tensor's: of dims of which no second element is read.
+    """
+
+    tensor: Leaf | State | Result
+    flipped: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    writeable: bool = True
+    scalar: bool = False
+
+    def of(self, tensor: torch.Tensor) -> object:
+        """The array that has this tensor's memory.
+
+        Raises:
+            ValueError: the strides lead elsewhere than the tensor's.
+        """
+        if self.scalar:
+            return tensor.numpy()[()]
+        array: Any = array_of(tensor, self.flipped, None, self.writeable)
+        if self.strides is None:
+            return array
+        if not same_layout(array.shape, self.strides, array.strides):
+            raise ValueError(f"strides {self.strides} of an array of shape {array.shape} and strides {array.strides}")
+        return array_of(tensor, self.flipped, self.strides, self.writeable)
+
+
+Reference = Leaf | State | Result | Constant | Number | ArrayOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +107,8 @@ class Checks:
         constants: leaves that have to be what they were.
         relations: between sizes.
         same, different: leaves that are one object, and that are not.
+        arrays: leaves that are NumPy arrays, with the dims in which they are read backwards: the graph has tensors for
+            them, of the same memory.
         written, others: graph inputs whose memory the graph writes to, and those that must not overlap it.
     """
 
@@ -86,16 +121,31 @@ class Checks:
     written: tuple[int, ...] = ()
     others: tuple[int, ...] = ()
     surroundings: Surroundings = field(default_factory=Surroundings.now)
+    arrays: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def failure(self, leaves: Sequence[object], state: Mapping[str, torch.Tensor]) -> str | None:
-        """The first that does not hold, or None."""
+    def as_tensors(self, leaves: Sequence[object]) -> list[object]:
+        """The leaves with a tensor for each array; None for what is no such array."""
+        found = list(leaves)
+        for index, flipped in self.arrays.items():
+            try:
+                found[index] = TensorAt(frozenset(flipped))(leaves[index])
+            except (TypeError, ValueError):  # torch cannot have its memory
+                found[index] = None
+        return found
+
+    def failure(
+        self, leaves: Sequence[object], given: Sequence[object], state: Mapping[str, torch.Tensor]
+    ) -> str | None:
+        """The first that does not hold, or None. `given`: the leaves as the graph is given them."""
         now = Surroundings.now()
         if now != self.surroundings:
             return f"ambient state changed: it is {now}, was {self.surroundings}"
         for index, guard in self.tensors.items():
-            leaf = leaves[index]
+            leaf = given[index]
             if not isinstance(leaf, torch.Tensor):
-                return f"{self.names[index]} is a {type(leaf).__name__}, expected a tensor"
+                found = type(leaves[index]).__name__
+                expected = "an array of writable memory, laid out as it was" if index in self.arrays else "a tensor"
+                return f"{self.names[index]} is a {found}, expected {expected}"
             mismatch = tensor_mismatch(leaf, guard)
             if mismatch is not None:
                 return f"tensor {self.names[index]} has {mismatch}"
@@ -103,7 +153,7 @@ class Checks:
             if leaves[index] is not value and not same_constant(leaves[index], value):
                 return f"{self.names[index]} is {leaves[index]!r}, was {value!r}"
         for relation in self.relations:
-            numbers = {name: measure.read(_at(measure.of, leaves, state)) for name, measure in relation.symbols.items()}
+            numbers = {name: measure.read(_at(measure.of, given, state)) for name, measure in relation.symbols.items()}
             if not run_program(relation.program, numbers):
                 return f"{relation.text} does not hold for {numbers}"
         for pairs, same in ((self.same, True), (self.different, False)):
@@ -201,11 +251,12 @@ class Exported:
         """
         with torch._C.DisableTorchFunctionSubclass():
             leaves = self.signature.leaves(args, kwargs)
-            why = self.checks.failure(leaves, self.state)
+            read = self.checks.as_tensors(leaves)
+            why = self.checks.failure(leaves, read, self.state)
             if why is not None:
                 raise ValueError(f"the exported graph does not fit this call: {why}")
-            numbers = {name: m.read(_at(m.of, leaves, self.state)) for name, m in self.symbols.items()}
-            given = [self._value(feed, leaves, numbers, ()) for feed in self.feeds]
+            numbers = {name: m.read(_at(m.of, read, self.state)) for name, m in self.symbols.items()}
+            given = [self._value(feed, read, numbers, ()) for feed in self.feeds]
             self._refuse_overlap(given)
         results = tuple(self.graph(*given))
         for place, value in zip(self.written, results[len(results) - len(self.written) :], strict=True):
@@ -230,6 +281,8 @@ class Exported:
                 return value
             case Number(program=program):
                 return run_program(program, numbers)
+            case ArrayOf(tensor=tensor):
+                return of.of(self._value(tensor, self.checks.as_tensors(leaves), numbers, results).detach())
 
     def _refuse_overlap(self, given: Sequence[object]) -> None:
         checks = self.checks

@@ -28,7 +28,7 @@ class _WithData(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
+        return value.view_as(value).data  # no view to autograd: the tensor may be written to
 
     @staticmethod
     def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
@@ -74,11 +74,6 @@ class DataWrites:
         if tensor.requires_grad:
             self._with_history[id(memory_of(tensor))] = tensor
         return data
-
-    def written(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Writes to such memory: autograd would have to be told of a view that it does not know."""
-        if self._with_history and any(id(memory_of(tensor)) in self._with_history for tensor in tensors):
-            raise _refusal("and later a write to its memory")
 
     def refuse(self, tensors: Iterable[torch.Tensor]) -> None:
         """Derivatives by such a tensor: what was computed before would be forgotten."""

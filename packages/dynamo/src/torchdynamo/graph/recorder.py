@@ -500,7 +500,6 @@ class Recorder:
     def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
         tensors = list(tensors)
         self.choices.written(tensors)
-        self.data_writes.written(tensors)
         parts = {id(memory) for memory in self.wrappers.memories}
         if parts and any(id(memory_of(tensor)) in parts for tensor in tensors):
             raise BreakGraph("tensor_subclass", "a write to the memory of a tensor that another wraps")

@@ -34,6 +34,9 @@ def symbolic_keys() -> torch._C.DispatchKeySet:
     """The dispatch keys that a fake over symbols bears beside those of its device."""
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
+    # The operator by which transforms call autograd functions is none of a library.
+    call = torch.autograd.function.custom_function_call  # type: ignore[attr-defined]  # imported there
+    call.fallthrough(torch._C._dispatch_key_parse(_KEY))
     if torch.__version__ < _FIRST_OVER_SYMBOLS:  # type: ignore[operator]  # a TorchVersion compares with tuples
         aten.impl("matmul", matmul, _KEY)
         aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
