@@ -29,7 +29,7 @@ class Pullback:
     differentiable: tuple[bool, ...]
     casts: AutocastState
 
-    def __call__(self, *flat: Any) -> Values:
+    def __call__(self, *flat: torch.Tensor) -> Values:
         inputs, gradients = list(flat[: self.inputs]), flat[self.inputs :]
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         # Transforms let nobody mark what requires a gradient, and in inference mode autograd records nothing.
@@ -54,7 +54,7 @@ class Pullback:
         with casting(self.casts):
             return _by(self.differentiable, call_body(self.body, tuple(inputs)))
 
-    def _of_function(self, inputs: list[Any], gradients: Values) -> Values:
+    def _of_function(self, inputs: list[torch.Tensor], gradients: Values) -> Values:
         wanted = [inputs[place] for place in self.wanted]
         if not wanted:
             return ()
@@ -77,7 +77,7 @@ class Pushforward:
     differentiable: tuple[bool, ...]
     casts: AutocastState
 
-    def __call__(self, *flat: Any) -> tuple[Values, Values]:
+    def __call__(self, *flat: torch.Tensor) -> tuple[Values, Values]:
         inputs, tangents = flat[: self.inputs], flat[self.inputs :]
 
         def primal(*given: torch.Tensor) -> tuple[Values, Values]:
@@ -106,7 +106,7 @@ class Batched:
     dims: tuple[int | None, ...]
     batch: Batch
 
-    def __call__(self, *flat: Any) -> Values:
+    def __call__(self, *flat: torch.Tensor) -> Values:
         run = lambda *inner: tuple(call_body(self.body, inner))
         if any(dim is not None for dim in self.dims):
             found: Values = torch.vmap(run, self.dims, 0, self.batch.randomness)(*flat)

@@ -249,7 +249,7 @@ class _Differentiated(torch.autograd.Function):
         return tuple(value.clone() if id(value) in given else value for value in keeping(*operands))
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Any, ...], output: Values) -> None:
+    def setup_context(ctx: _Context, inputs: Values, output: Values) -> None:
         ctx.operator, ctx.keeping, *operands = inputs
         ctx.numbers, tensors = tuple(operands[: ctx.operator.sizes]), operands[ctx.operator.sizes :]
         ctx.casts, ctx.count = autocast_state(), len(tensors)

@@ -102,7 +102,7 @@ class Rules:
 
     # -- recording --------------------------------------------------------------------------
 
-    def _in_args(self, given: Sequence[Any], other: object = ...) -> tuple[Any, ...]:
+    def _in_args(self, given: Sequence[object], other: object = ...) -> tuple[object, ...]:
         """One of these for each tensor argument, and the argument itself, or `other`, for those that are none."""
         rest = iter(given)
         keep = lambda arg: arg if other is ... else other

@@ -30,7 +30,7 @@ def _contents(record: External) -> object:
     return _as_ids(shadow)
 
 
-def _as_ids(value: Any) -> object:
+def _as_ids(value: object) -> object:
     if isinstance(value, dict):
         return [(id(key), id(dict.__getitem__(value, key))) for key in dict.keys(value)]
     if isinstance(value, (set, frozenset)):

@@ -252,7 +252,7 @@ class Namer:
                 return ["contents", self.place(cell)]
         return None
 
-    def _of_class(self, obj: Any) -> Row | None:
+    def _of_class(self, obj: object) -> Row | None:
         """Where no name leads to a class (one that is made while the program runs, or whose module is another object):
         what others inherit from, and functions by the bodies that they are in."""
         if isinstance(obj, type):
