@@ -29,7 +29,7 @@ class Pullback:
     differentiable: tuple[bool, ...]
     casts: AutocastState
 
-    def __call__(self, *flat: torch.Tensor) -> Values:
+    def __call__(self, *flat: Any) -> Values:
         inputs, gradients = list(flat[: self.inputs]), flat[self.inputs :]
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         # Transforms let nobody mark what requires a gradient, and in inference mode autograd records nothing.
@@ -77,7 +77,7 @@ class Pushforward:
     differentiable: tuple[bool, ...]
     casts: AutocastState
 
-    def __call__(self, *flat: torch.Tensor) -> tuple[Values, Values]:
+    def __call__(self, *flat: Any) -> tuple[Values, Values]:
         inputs, tangents = flat[: self.inputs], flat[self.inputs :]
 
         def primal(*given: torch.Tensor) -> tuple[Values, Values]:
@@ -106,7 +106,7 @@ class Batched:
     dims: tuple[int | None, ...]
     batch: Batch
 
-    def __call__(self, *flat: torch.Tensor) -> Values:
+    def __call__(self, *flat: Any) -> Values:
         run = lambda *inner: tuple(call_body(self.body, inner))
         if any(dim is not None for dim in self.dims):
             found: Values = torch.vmap(run, self.dims, 0, self.batch.randomness)(*flat)
@@ -119,9 +119,9 @@ def batch_first(value: Any, dim: int | None, place: int = 0) -> Any:
     return value if dim is None else value.movedim(dim, place)
 
 
-def in_batch(value: Any, dim: int | None, batch: Batch) -> torch.Tensor:
+def in_batch(value: torch.Tensor, dim: int | None, batch: Batch) -> torch.Tensor:
     """A tensor with the batch in its first dimension: the same for each element where it has none."""
-    return value.expand(batch.size, *value.shape) if dim is None else value.movedim(dim, 0)  # type: ignore[no-any-return]
+    return value.expand(batch.size, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 def _is_autograd_passed_by() -> bool:
@@ -130,7 +130,7 @@ def _is_autograd_passed_by() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradOther") or torch.is_inference_mode_enabled()
 
 
-def _by(differentiable: Sequence[bool], found: Sequence[Any]) -> tuple[Values, Values]:
+def _by(differentiable: Sequence[bool], found: Sequence[object]) -> tuple[Values, Values]:
     pairs = list(zip(found, differentiable, strict=True))
     return tuple(value for value, has in pairs if has), tuple(value for value, has in pairs if not has)
 

@@ -408,7 +408,7 @@ class _WhileItHolds:
     carries: int
     differentiable: tuple[bool, ...]
 
-    def __call__(self, *flat: torch.Tensor) -> Values:
+    def __call__(self, *flat: Any) -> Values:
         (holds,) = call_body(self.condition, flat)
         stay = lambda *given: tuple(value.clone() for value in given[-self.carries :])
         chosen = Cond((self.step, stay), self.sizes, self.differentiable)

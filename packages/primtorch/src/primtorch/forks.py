@@ -21,7 +21,7 @@ from typing import Any
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _STARTING = threading.Lock()
-_STARTED: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_STARTED: weakref.WeakSet[subprocess.Popen[bytes] | subprocess.Popen[str]] = weakref.WeakSet()
 _TOLD: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
@@ -54,7 +54,7 @@ def process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         return started
 
 
-def _leave(started: subprocess.Popen[Any]) -> None:
+def _leave(started: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """Another process's: its pipes lead nowhere (what is in a buffer of them, too), and nobody waits for it here."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for pipe in (started.stdin, started.stdout, started.stderr):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.interpreter.protocol import MISSING
