@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import fractions
 import math
+import re
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +105,7 @@ class Codegen:
         self.effects: list[str] = []
         self.unstarted: list[types.FunctionType] = []  # of generators that leave the program before they start
         self.emptied: list[str] = []  # the last effects: what such lists held may end with them
+        self.late: set[str] = set()  # iterators that begin when what they go over is as the program left it
         self.written: list[External] = []  # objects of the outside that the effects change
         self.outputs: dict[fx.Node, str] = {}
         self._names: dict[int, str] = {}
@@ -443,6 +445,17 @@ class Codegen:
 
     # -- the whole --------------------------------------------------------------------------
 
+    def _statements(self) -> list[str]:
+        """What is made, and the effects; behind these what is late, and whatever has to do with that."""
+        late, first, behind = set(self.late), [], []
+        for line in (*self.build, *self.effects, *self.emptied):
+            if late.isdisjoint(_NAMES.findall(line)):
+                first.append(line)
+            else:
+                behind.append(line)
+                late.update(_NAMES.findall(line.partition(" = ")[0]))
+        return [*first, *behind]
+
     def source_text(self, parameters: Sequence[str], has_graph: bool, has_effects: bool, tail: Sequence[str]) -> str:
         """The generated function.
 
@@ -461,8 +474,11 @@ class Codegen:
             lines += ["    except BaseException as error:", "        failed.append(error)", "    if failed:"]
             given = f"({''.join(f'{parameter}, ' for parameter in parameters)})"
             lines.append(f"        return rerun(failed, {'before' if has_effects else None}, inputs, {given})")
-        lines += [f"    {line}" for line in (*self.build, *self.effects, *self.emptied, *tail)]
+        lines += [f"    {line}" for line in (*self._statements(), *tail)]
         return "\n".join(lines) + "\n"
+
+
+_NAMES = re.compile(r"\bv\d+\b")
 
 
 def _not_in(keys: set[T], others: set[T]) -> list[T]:

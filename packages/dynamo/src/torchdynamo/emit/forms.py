@@ -213,7 +213,20 @@ def _remade(code: Codegen, obj: object, reduced: Any) -> str:
 
 def _reduced(code: Codegen, obj: object) -> str:
     """An iterator as far as it has come, `operator.itemgetter` and its kin."""
-    return _remade(code, obj, obj.__reduce__())
+    name = _remade(code, obj, obj.__reduce__())
+    if isinstance(obj, _OVER_DEQUES) and not _refused(obj):
+        code.late.add(name)
+    return name
+
+
+def _refused(iterator: Any) -> bool:
+    """Whether a deque has changed since the iterator began, which only the iterator knows. It is capture's own, which
+    ends here."""
+    try:
+        next(iterator, None)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _itertool(code: Codegen, obj: object) -> str:
@@ -296,7 +309,10 @@ def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
         code.build.append(f"{name} = {code.pin(Rounds)}({name}, {rounds.over!r}, {rounds.reason!r})")
         return name
     if isinstance(obj, MappingIterator):
-        return code.named(obj, f"{code.pin(kind)}({code.value(obj.container)}, {obj.view!r}, {obj.consumed})")
+        text = f"{code.pin(kind)}({code.value(obj.container)}, {obj.view!r}{'' if obj.over else f', {obj.consumed}'})"
+        name = _over_what_is_left(code, obj, text, not obj.outlived)
+        code.build += [f"for _ in {name}: pass"] if obj.over else []
+        return name
     name = code.named(obj, f"object.__new__({code.pin(kind)})")
     for field in fields:
         code.build.append(f"{name}.{field} = {code.value(getattr(obj, field))}")
@@ -320,17 +336,28 @@ def _rounds_of(obj: object) -> Rounds | None:
     return None
 
 
+def _over_what_is_left(code: Codegen, obj: object, expression: str, late: bool = True) -> str:
+    """An iterator that begins behind the effects, since it looks at once at what they change: how long a list is, that
+    a dict has not grown. One that began before the program changed that is not `late`."""
+    name = code.named(obj, expression)
+    if late:
+        code.late.add(name)
+    return name
+
+
 def _native_iterator(code: Codegen, obj: object) -> str:
     match obj:
         case Rounds(iterator=Start(begin=begin, iterable=iterable)):
-            name = code.named(obj, f"{begin.__name__}({code.value(iterable)})")
+            name = _over_what_is_left(code, obj, f"{begin.__name__}({code.value(iterable)})")
+        case SequenceIterator(index=-1, sequence=list()):
+            name = code.named(obj, "iter([])")  # at its end, whatever the list gets
         case SequenceIterator(index=index):
-            name = code.named(obj, f"iter({code.value(obj.sequence)})")
+            name = _over_what_is_left(code, obj, f"iter({code.value(obj.sequence)})")
             code.build.append(f"{name}.__setstate__({index if index >= 0 else len(obj.sequence)})")
         case MappingIterator():
             view = "" if obj.view is None else f".{obj.view}()"
-            name = code.named(obj, f"iter({code.value(obj.container)}{view})")
-            code.build.append(f"for _ in range({obj.consumed}): next({name})")
+            name = _over_what_is_left(code, obj, f"iter({code.value(obj.container)}{view})", not obj.outlived)
+            code.build.append(f"for _ in {name}: pass" if obj.over else f"for _ in range({obj.consumed}): next({name})")
         case MapIterator():
             name = code.named(obj, f"map({code.value(obj.fn)}, *{code.value(obj.iterators)})")
         case FilterIterator(keep=True):
@@ -340,7 +367,7 @@ def _native_iterator(code: Codegen, obj: object) -> str:
         case EnumerateIterator():
             name = code.named(obj, f"enumerate({code.value(obj.iterator)}, {code.value(obj.count)})")
         case ReversedIterator(index=index):
-            name = code.named(obj, f"reversed({code.value(obj.sequence)})")
+            name = _over_what_is_left(code, obj, f"reversed({code.value(obj.sequence)})")
             code.build.append(f"{name}.__setstate__({index})")
         case _:
             raise BreakGraph("rebuild", f"an iterator of kind {type(obj).__name__}")
@@ -430,11 +457,11 @@ def _plain_world() -> PlainWorld:
     return world
 
 
+_OVER_DEQUES: tuple[type, ...] = type(iter(collections.deque())), type(reversed(collections.deque()))
 _TEE: type = type(itertools.tee(())[0])
 _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
-    type(iter(collections.deque())), type(reversed(collections.deque())),
-    zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
+    *_OVER_DEQUES, zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
 )  # fmt: skip
 
 # Those that say what they are made of; copies by `tee` share their items, a group its place with all groups.

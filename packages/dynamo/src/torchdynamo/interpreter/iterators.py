@@ -49,15 +49,16 @@ class SequenceIterator(LocalIterator):
 
 
 class MappingIterator(LocalIterator):
-    """Over a dict, a `view` of one ("keys", "values", "items") or a set: `consumed` items were handed out."""
+    """Over a dict, a `view` of one ("keys", "values", "items") or a set: `consumed` items were handed out, and that
+    there are no more has been said where it is `over`."""
 
-    __slots__ = ("consumed", "container", "inner", "native", "view")
+    __slots__ = ("consumed", "container", "inner", "native", "over", "view")
 
     def __init__(self, iterable: Any, view: str | None = None, consumed: int = 0) -> None:
         self.container, self.view = iterable, view
         if type(iterable) in _DICT_VIEWS:
             self.container, self.view = gc.get_referents(iterable)[0], _DICT_VIEWS[type(iterable)]
-        self.consumed = 0
+        self.consumed, self.over = 0, False
         self.start()
         self.native = type(self.inner)
         for _ in range(consumed):
@@ -72,12 +73,21 @@ class MappingIterator(LocalIterator):
             next(self.inner)
 
     def __next__(self) -> object:
-        value = next(self.inner)
+        try:
+            value = next(self.inner)
+        except StopIteration:
+            self.over = True
+            raise
         self.consumed += 1
         return value
 
     def __length_hint__(self) -> int:
         return getattr(self.inner, "__length_hint__", lambda: 0)()
+
+    @property
+    def outlived(self) -> bool:
+        """Whether what it goes over has grown or shrunk since, or it is over."""
+        return self.over or self.__length_hint__() + self.consumed != len(self.container)
 
 
 class _ByIndex(LocalIterator):
