@@ -140,7 +140,7 @@ def test_what_python_does_with_a_text(taken: bool) -> None:
 
 def test_what_python_does_with_a_list_that_grows() -> None:
     wrong = []
-    for name, use in drawn(LISTS):
+    for name, use in LISTS.items():
 
         def program(x: torch.Tensor, items: list[Any]) -> Any:
             items.append(len(items))
