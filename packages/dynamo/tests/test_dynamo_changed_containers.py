@@ -135,3 +135,56 @@ def test_a_list_of_each_length_is_gone_over_from_its_end() -> None:
     items = [1, 2, 3]
     for _ in range(9):
         assert compiled(torch.zeros(1), items)[1] == items[::-1]
+
+
+class Holder:
+    it: Any = None
+
+
+def appended_to(first: list[Any], second: list[Any], table: dict[Any, Any], holder: Holder) -> Any:
+    first.append(iter([4]))
+    return reversed(first)
+
+
+def appended_and_gone_over(first: list[Any], second: list[Any], table: dict[Any, Any], holder: Holder) -> Any:
+    first.append(9)
+    second.append(reversed(first))
+    return reversed(second)
+
+
+def appended_before(first: list[Any], second: list[Any], table: dict[Any, Any], holder: Holder) -> Any:
+    second.append(reversed(first))
+    first.append(9)
+    return second[-1]
+
+
+def set_to_an_attribute(first: list[Any], second: list[Any], table: dict[Any, Any], holder: Holder) -> Any:
+    first.append(9)
+    holder.it = reversed(first)
+    return holder.it
+
+
+def a_key(first: list[Any], second: list[Any], table: dict[Any, Any], holder: Holder) -> Any:
+    table[iter(first)] = 1
+    table["q"] = 2
+    return iter(table.values())
+
+
+STORED = {f.__name__: f for f in (appended_to, appended_and_gone_over, appended_before, set_to_an_attribute, a_key)}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_iterators_that_are_stored_in_what_is_gone_over(name: str) -> None:
+    def program(x: torch.Tensor, *of: Any) -> Any:
+        return x * 2, STORED[name](*of)
+
+    def contents(value: Any) -> Any:
+        return [contents(item) for item in value] if hasattr(value, "__next__") else value
+
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    for _ in range(2):
+        told = []
+        for run in (program, compiled):
+            of = [1, 2, 3], [0], {"a": 1}, Holder()
+            told.append((contents(run(torch.zeros(1), *of)[1]), [len(part) for part in of[:3]]))
+        assert told[1] == told[0]

@@ -446,15 +446,22 @@ class Codegen:
     # -- the whole --------------------------------------------------------------------------
 
     def _statements(self) -> list[str]:
-        """What is made, and the effects; behind these what is late, and whatever has to do with that."""
-        late, first, behind = set(self.late), [], []
-        for line in (*self.build, *self.effects, *self.emptied):
-            if late.isdisjoint(_NAMES.findall(line)):
-                first.append(line)
-            else:
-                behind.append(line)
-                late.update(_NAMES.findall(line.partition(" = ")[0]))
-        return [*first, *behind]
+        """What is made, and the effects; behind these what is late, and whatever has to do with that.
+
+        An effect that stores something late comes as soon as that is there, and what goes over what it changes later.
+        """
+        late = set(self.late)
+        lines, waiting = _apart(self.build, late)
+        effects, late_effects = _apart((*self.effects, *self.emptied), late)
+        lines += effects
+        for effect in late_effects:
+            wanted = set(_NAMES.findall(effect))
+            while not wanted.issuperset(parts := _parts_of(wanted, waiting)):
+                wanted |= parts
+            lines += [line for line in waiting if _NAMES.findall(line)[0] in wanted]
+            waiting = [line for line in waiting if _NAMES.findall(line)[0] not in wanted]
+            lines.append(effect)
+        return lines + waiting
 
     def source_text(self, parameters: Sequence[str], has_graph: bool, has_effects: bool, tail: Sequence[str]) -> str:
         """The generated function.
@@ -479,6 +486,26 @@ class Codegen:
 
 
 _NAMES = re.compile(r"\bv\d+\b")
+
+
+def _apart(statements: Iterable[str], late: set[str]) -> tuple[list[str], list[str]]:
+    """The statements that have to do with nothing late, and the others; what these are about is late from then on."""
+    first: list[str] = []
+    behind: list[str] = []
+    for line in statements:
+        names = _NAMES.findall(line)
+        if late.isdisjoint(names):
+            first.append(line)
+        else:
+            behind.append(line)
+            late.add(names[0])
+    return first, behind
+
+
+def _parts_of(names: set[str], lines: Iterable[str]) -> set[str]:
+    """All that the statements about these name. What a statement is about comes first in it."""
+    found = (_NAMES.findall(line) for line in lines)
+    return {part for about, *parts in found if about in names for part in parts}
 
 
 def _not_in(keys: set[T], others: set[T]) -> list[T]:
