@@ -42,6 +42,9 @@ class Held:
 
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "wide_divisor": lambda n: n / ((1 << 70) - 1),
+    "wide_dividend": lambda n: (1 << 70) / (n * n + 1),
+    "wide_or": lambda n: n | (1 << 70),
     "bit_length": lambda n: n.bit_length(),
     "to_bytes": lambda n: n.to_bytes(4, "big"),
     "numerator": lambda n: n.numerator,

@@ -68,11 +68,19 @@ def _integers(env: ShapeEnv, op: str, a: IntExpr, b: IntExpr) -> Expr | None:
             return env.floordiv(a, b) if op == "//" else env.mod(a, b)
         case "/":
             _divisor(env, b)
-            return env.define("idiv", a, b)
+            return _defined(env, "idiv", a, b)
         case "**":
             return _power(env, a, b)
     name = _INTEGERS.get(op)
-    return None if name is None else env.define(name, a, b)
+    return None if name is None else _defined(env, name, a, b)
+
+
+def _defined(env: ShapeEnv, name: str, a: IntExpr, b: IntExpr) -> Expr | None:
+    """An operation's result; None beside a constant of more than 64 bits, which no guard can hold."""
+    known = (side.as_int() for side in (a, b))
+    if any(number is not None and not -(2**63) <= number < 2**63 for number in known):
+        return None
+    return env.define(name, a, b)
 
 
 def _divisor(env: ShapeEnv, b: IntExpr) -> None:
