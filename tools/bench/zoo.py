@@ -24,7 +24,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 FULL_SIZE = (
     "hf/BertForMaskedLM,16,512", "hf/GPT2ForSequenceClassification,8,1024", "hf/DistillGPT2,32,512",
     "hf/DebertaV2ForMaskedLM,8,512", "hf/AlbertForMaskedLM,8,512", "hf/T5Small,8,1024", "hf/OPTForCausalLM,4,1024",
-    "hf/DistilBertForMaskedLM,64,128", "hf/RobertaForQuestionAnswering,32,512", "hf/ElectraForCausalLM,64,512",
+    "hf/DistilBertForMaskedLM,64,128", "hf/RobertaForQuestionAnswering,32,510", "hf/ElectraForCausalLM,64,512",
     "hf/BartForCausalLM,8,1024", "hf/XLNetLMHeadModel,16,512", "hf/MobileBertForMaskedLM,64,128",
     "timm/mobilenetv3_large_100,256", "timm/tf_efficientnet_b0,128", "timm/vit_base_patch16_224,128",
     "timm/swin_base_patch4_window7_224,64", "timm/convnext_base,64", "timm/mixer_b16_224,128",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -42,6 +42,8 @@ from torchdynamo.reasons import (
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
 from torchdynamo.watchers import saving_unseen
+
+Lines = tuple[tuple[str, int], ...]  # files and their lines, from a captured function inwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,11 @@ class Capture:
     def takes_for_granted(self) -> bool:
         """Whether the graph would ask at the end of a call if the data were such that the program went this way."""
         return bool(self.outside.recorder.conditions.met)
+
+    def recorded_at(self) -> frozenset[Lines]:
+        """Where the graph's calls are in the program: data may make them raise."""
+        calls = (node for node in self.outside.recorder.graph.nodes if node.op.startswith("call"))
+        return frozenset(tuple((frame.file, frame.line) for frame in node.meta["stack"]) for node in calls)
 
     @property
     def stopped_for(self) -> str:
@@ -370,6 +377,21 @@ class UserStack:
     def clear(self) -> None:
         """Forgets the frames."""
         self._levels.clear()
+
+
+def lines_from(code: types.CodeType, traceback: types.TracebackType | None) -> Lines:
+    """The lines that an error came through, from a run of `code` inwards."""
+    lines: list[tuple[str, int]] = []
+    while traceback is not None:
+        if lines or traceback.tb_frame.f_code is code:
+            lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return tuple(lines)
+
+
+def passes(lines: Lines, places: Set[Lines]) -> bool:
+    """Whether an error that came through `lines` was raised by what is called at one of the places."""
+    return any(lines[:end] in places for end in range(1, len(lines) + 1))
 
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:

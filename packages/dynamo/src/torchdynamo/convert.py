@@ -384,7 +384,8 @@ def _capture(
                 symbols, told = False, told.to_the_end()  # one graph for these sizes
             case Raised(ordinal=ordinal):
                 if state.options.fullgraph or ordinal < 0 or not state.knows_raise(capture.ending):
-                    return state.judged_by_eager(capture.ending, certain=not capture.takes_for_granted)
+                    certain = not capture.takes_for_granted
+                    return state.judged_by_eager(capture.ending, capture.recorded_at(), certain)
                 told = told.before(GivesUp, ordinal)  # eager raised it there, too: the graph ends before it
             case Broke() as broke:
                 if broke.graph_break.reason == "symbolic_size" and state.options.fullgraph and symbols:

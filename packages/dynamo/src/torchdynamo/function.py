@@ -26,7 +26,7 @@ from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.resume import origin_of
-from torchdynamo.capture import Raised, as_user_frames
+from torchdynamo.capture import Lines, Raised, as_user_frames, lines_from, passes
 from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.errors import InternalError, RecompileLimitExceeded
@@ -440,9 +440,12 @@ class Function:
         """Whether an eager run has shown that the program raises there; a deep recursion may end elsewhere."""
         return ending.place in self.raised and not isinstance(ending.error, RecursionError)
 
-    def judged_by_eager(self, ending: Raised, certain: bool) -> Entry | None:
+    def judged_by_eager(
+        self, ending: Raised, recorded_at: frozenset[Lines], certain: bool
+    ) -> Entry | None:
         """The program raised, or capture is at fault: the eager run of this one call shows which.
 
+        recorded_at: where the graph has calls. One may raise for its data before the program comes to the error.
         certain: the way to the error holds for this call, whatever its data is.
         """
         if isinstance(ending.error, InternalError):
@@ -456,10 +459,13 @@ class Function:
                 result = function(*args, **kwargs)
             except BaseException as raised:
                 pass_on_interrupt(raised)
-                if error is not None and type(raised) is not type(error) and isinstance(raised, Exception):
+                another = error is not None and type(raised) is not type(error) and isinstance(raised, Exception)
+                if another and not passes(lines_from(function.__code__, raised.__traceback__), recorded_at):
+                    assert error is not None
                     self.fault(error, where)
                 else:
-                    self.raised.add(place)
+                    if not another:  # else no run has come to that place yet
+                        self.raised.add(place)
                     what = f"{type(raised).__name__}: {raised}"
                     self.stats.ledger.add(Event(PROGRAM_RAISED, function.__qualname__, what, self.frames(where)))
                 raise
