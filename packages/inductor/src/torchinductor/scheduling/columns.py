@@ -88,6 +88,8 @@ def _beside(sums: Group, groups: Iterable[Group]) -> list[Group]:
     read = bytes_of(sums.operation)
     found: list[tuple[int, Group]] = []
     for group in groups:
+        if sums.reads.isdisjoint(group.reads) and sums.reads.isdisjoint(group.writes):
+            continue  # nearly all of a deep graph's
         kernel = group.operation
         if (
             group is sums

@@ -57,7 +57,7 @@ class _Numbered:
         stages: the numbers of each stage's operations.
         made: the operation of each number, its operands being numbers, too.
         peaks: the key of the maximum of a value, by that value's number.
-        rounded: buffers of 16-bit floats.
+        rounded: buffers of 16-bit floats that it writes.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -75,7 +75,9 @@ def _numbered(kernel: Kernel) -> _Numbered:
             own.append(known.setdefault(op.renumbered(own.__getitem__), len(known)))
         stages.append(tuple(own))
     peaks = {op.value: op.key for op in known if isinstance(op, Reduce) and op.kind == "amax"}
-    rounded = frozenset(name for name, buffer in kernel.buffers.items() if buffer.dtype in REDUCED_PRECISION)
+    # `kernel.buffers` has the whole graph's: to go through all for each kernel takes the square of a graph's depth.
+    stored = {name for stage in kernel.stages for name in stage.body.writes} & kernel.buffers.keys()
+    rounded = frozenset(name for name in stored if kernel.buffers[name].dtype in REDUCED_PRECISION)
     return _Numbered(tuple(stages), {number: op for op, number in known.items()}, peaks, rounded)
 
 
