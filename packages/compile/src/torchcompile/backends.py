@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import re
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from primtorch import forks
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.interrupts import pass_on_interrupt
-from primtorch.ledger import LEDGER, Event, Ledger, own_line
+from primtorch.ledger import LEDGER, Event, Ledger, own_line, warn_of
 from primtorch.ledger import Kind as EventKind
 from primtorch.withheld import COLLECTOR
 from torchcompile.capability import Capability
@@ -150,7 +149,7 @@ class Toolchain:
         told = str(error) if isinstance(error, InductorError) else f"{type(error).__name__}: {error}"
         event = Event(kind, title, told + reproducer)
         self.ledger.add(event, error)
-        warnings.warn(str(event), stacklevel=2)
+        warn_of(event)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -440,9 +440,7 @@ class Function:
         """Whether an eager run has shown that the program raises there; a deep recursion may end elsewhere."""
         return ending.place in self.raised and not isinstance(ending.error, RecursionError)
 
-    def judged_by_eager(
-        self, ending: Raised, recorded_at: frozenset[Lines], certain: bool
-    ) -> Entry | None:
+    def judged_by_eager(self, ending: Raised, recorded_at: frozenset[Lines], certain: bool) -> Entry | None:
         """The program raised, or capture is at fault: the eager run of this one call shows which.
 
         recorded_at: where the graph has calls. One may raise for its data before the program comes to the error.

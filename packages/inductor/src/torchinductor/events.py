@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
-from primtorch.ledger import LEDGER, Effect, Event, Kind, Ledger, kinds
+from primtorch.ledger import LEDGER, Effect, Event, Kind, Ledger, kinds, warn_of
 from torchinductor.program import Expect
 
 OPERATOR_BY_REFERENCE = Kind(
@@ -46,7 +45,7 @@ def tell_mended(ledger: Ledger, title: str) -> Mended:
     def tell(expected: Expect, detail: str) -> None:
         event = Event(MENDED_LAYOUT, title, f"{expected.source} {detail}", expected.frames)
         ledger.add(event)
-        warnings.warn(str(event), stacklevel=2)
+        warn_of(event)
 
     return tell
 

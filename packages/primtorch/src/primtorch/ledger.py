@@ -10,13 +10,14 @@ from __future__ import annotations
 import enum
 import os
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from primtorch import forks
-from primtorch.schemas import UserFrame
+from primtorch.schemas import UserFrame, calling_frames
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -118,6 +119,18 @@ class Event:
         if self.frames:
             lines += ["  where (outermost first):", *(f"    {frame}" for frame in self.frames)]
         return "\n".join(lines)
+
+
+def warn_of(event: Event) -> None:
+    """Warns of an event, at the user's line: its own, or the innermost of those that call the compiler."""
+    line = event.line or own_line(calling_frames())
+    if line is None:  # a thread of the compiler's own
+        warnings.warn(str(event), stacklevel=2)
+    else:
+        warnings.warn_explicit(str(event), UserWarning, line.file, line.line, registry=_WARNED)
+
+
+_WARNED: dict[str | tuple[str, type[Warning], int], int] = {}  # as a module has for what it warned of
 
 
 class Ledger:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torchinductor
 from aotautograd import run_graph
 from aotautograd.lowering import drawing_operators
 from aotautograd.schemas import Opset
-from primtorch.ledger import Event
+from primtorch.ledger import Event, warn_of
 from primtorch.lower import lower
 from primtorch.printing import graph_text
 from torchcompile import backends
@@ -204,4 +203,4 @@ class _Half:
     def _tell(self, title: str, detail: str) -> None:
         event = Event(PIECE_MENDED, title, detail)
         self.job.toolchain.ledger.add(event)
-        warnings.warn(str(event), stacklevel=2)
+        warn_of(event)
