@@ -26,7 +26,7 @@ from primtorch.symbolic.expr import IntExpr
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
-from torchinductor.ir import Buffer, Template
+from torchinductor.ir import Buffer, Template, compute_dtype
 from torchinductor.lowering import attention, depthwise, gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
 from torchinductor.lowering.context import (
@@ -429,7 +429,9 @@ def _convolution_backward(
 
 def _summed_up(ctx: Context, images: TensorValue) -> TensorValue:
     """The sum over all images and places, rounded once: a bias's gradient."""
-    total = RULES["sum"](ctx, pointwise.convert_element_type(ctx, images, torch.float32), (0, 2, 3), False)
+    places = (0, *range(2, len(images.shape)))
+    wide = pointwise.convert_element_type(ctx, images, compute_dtype(images.dtype))
+    total = RULES["sum"](ctx, wide, places, False)
     return pointwise.convert_element_type(ctx, cast("TensorValue", total), images.dtype)
 
 

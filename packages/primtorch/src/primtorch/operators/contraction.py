@@ -234,6 +234,10 @@ def _convolution_backward(
     spatial = x.dim() - 2
     s, p, d, o = (per_dim(values, spatial) for values in (stride, padding, dilation, output_padding))
     call, image = Convolution(s, p, d, transposed, o, groups), tuple(x.shape)
+    made = _convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups).shape
+    # Sizes with symbols are those of a convolution that was traced.
+    if all(type(size) is int for size in (*made, *grad.shape)) and made != tuple(grad.shape):
+        raise RuntimeError(f"The gradient of a convolution's result {list(made)} has the shape {list(grad.shape)}")
     return (
         strided(x, image, result_strides(x, weight, image, call)) if output_mask[0] else None,
         strided(weight, weight.shape, filter_gradient_strides(x, weight, call)) if output_mask[1] else None,
