@@ -145,8 +145,8 @@ def _refuse_rows_apart(x: TensorLike) -> None:
 @OP.formula("convolution", "convolution_overrideable")
 def _convolution(
     x: TensorLike, weight: TensorLike, bias: TensorLike | None,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int,
+    stride: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size],
+    transposed: bool, output_padding: Sequence[Size], groups: int,
 ) -> TensorSpec:  # fmt: skip
     spatial = x.dim() - 2
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
