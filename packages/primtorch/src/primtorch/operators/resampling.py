@@ -346,7 +346,7 @@ def _grid_sampler(x: TensorLike, grid: TensorLike, *args: object) -> TensorSpec:
 
 def _refuse_grid_sampler(rank: int) -> Refusal:
     def check(x: TensorLike, grid: TensorLike, *args: object) -> None:
-        refuse(grid.dim() == 0, "Dimension specified as 0 but tensor has no dimensions", IndexError)
+        refuse(x.dim() == 0 or grid.dim() == 0, "Dimension specified as 0 but tensor has no dimensions", IndexError)
         shapes = f"input with sizes {list(x.shape)} and grid with sizes {list(grid.shape)}"
         refuse(
             x.dim() != rank + 2 or grid.dim() != rank + 2, f"grid_sampler(): expected {rank + 2}D tensors, got {shapes}"
