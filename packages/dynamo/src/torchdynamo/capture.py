@@ -10,7 +10,7 @@ import torch
 
 from primtorch.ambient import ATTENTION, Ambient, preserved
 from primtorch.interrupts import pass_on_interrupt
-from primtorch.schemas import UserFrame
+from primtorch.schemas import TORCH, UserFrame
 from torchdynamo.after_break.stopped import Stopped, StoppedFrame
 from torchdynamo.calls.calls import Calls
 from torchdynamo.capture_world import CaptureWorld
@@ -390,8 +390,12 @@ def lines_from(code: types.CodeType, traceback: types.TracebackType | None) -> L
 
 
 def passes(lines: Lines, places: Set[Lines]) -> bool:
-    """Whether an error that came through `lines` was raised by what is called at one of the places."""
-    return any(lines[:end] in places for end in range(1, len(lines) + 1))
+    """Whether an error that came through `lines` was raised by what is called at one of the places: by a kernel, or by
+    torch's Python around it."""
+    end = len(lines)
+    while end and lines[end - 1][0].startswith(TORCH) and lines[:end] not in places:
+        end -= 1
+    return lines[:end] in places
 
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:

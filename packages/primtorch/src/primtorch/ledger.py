@@ -8,18 +8,14 @@ that refuses (`fullgraph=True`) raises in the place of an event, before anything
 from __future__ import annotations
 
 import enum
-import os
+import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from primtorch import forks
-from primtorch.schemas import UserFrame, calling_frames
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+from primtorch.schemas import TORCH, UserFrame, calling_frames
 
 
 class Effect(enum.Enum):
@@ -65,7 +61,7 @@ def kinds(*table: Kind) -> types.MappingProxyType[str, Kind]:
 
 def own_line(frames: Sequence[UserFrame]) -> UserFrame | None:
     """The innermost line outside of torch, or the innermost one."""
-    own = (frame for frame in reversed(frames) if not frame.file.startswith(_TORCH))
+    own = (frame for frame in reversed(frames) if not frame.file.startswith(TORCH))
     return next(own, frames[-1] if frames else None)
 
 
@@ -127,10 +123,13 @@ def warn_of(event: Event) -> None:
     if line is None:  # a thread of the compiler's own
         warnings.warn(str(event), stacklevel=2)
     else:
-        warnings.warn_explicit(str(event), UserWarning, line.file, line.line, registry=_WARNED)
+        warnings.warn_explicit(str(event), UserWarning, line.file, line.line, registry=_warned_in(line.file))
 
 
-_WARNED: dict[str | tuple[str, type[Warning], int], int] = {}  # as a module has for what it warned of
+@functools.lru_cache(maxsize=256)
+def _warned_in(file: str) -> dict[str | tuple[str, type[Warning], int], int]:
+    """What was warned of in a file, as a module's `__warningregistry__` has it: a filter may ask for each once."""
+    return {}
 
 
 class Ledger:

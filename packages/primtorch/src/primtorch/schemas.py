@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from types import FrameType, TracebackType
+
+import torch
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+"""How the names of torch's own files begin."""
 
 UPDATES = "updates"
 """Key in a graph module's meta: place of a result -> place of the placeholder whose new value it is, for results that

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from primtorch.ledger import Event, Ledger
-from primtorch.schemas import UserFrame
+from primtorch.schemas import TORCH, UserFrame
 from primtorch.testing import assert_as_accurate
 from torchcompile.errors import WrongResult
 from torchcompile.events import NOT_VERIFIED
@@ -40,7 +40,6 @@ from torchinductor.program import Value
 Backend = Callable[[fx.GraphModule, list[Value]], Run]
 Capture = Callable[[Backend, Callable[..., object]], Callable[..., object]]  # compiles a function with a back end
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PARTS = ("result", "argument after the call", "tensor that it reaches", "gradient")
 
@@ -212,7 +211,7 @@ def _line() -> UserFrame | None:
     """The innermost line that is neither torch's nor this package's."""
     frame = sys._getframe(2)
     found: types.FrameType | None = frame
-    while found is not None and found.f_code.co_filename.startswith((_TORCH, _OWN)):
+    while found is not None and found.f_code.co_filename.startswith((TORCH, _OWN)):
         found = found.f_back
     return None if found is None else UserFrame(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from primtorch import graph_text
+from primtorch.ledger import own_line
 from primtorch.prims import Prim
-from primtorch.schemas import UserFrame
 from torchcompile.faults.edit import plain
 from torchcompile.faults.judge import apart
 from torchcompile.faults.reduce import BELOW, Progress, Reduction, Shows, first_difference
 from torchcompile.faults.schemas import Compile, Fault, Finding, Makers, Program, Stage
 from torchcompile.faults.stages import observe
 from torchcompile.faults.standalone import Standalone, ambient_blocks, standalone, write
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,7 @@ def fault_at(finding: Finding, program: Program, name: str) -> Fault:
     """A finding at one of the program's nodes."""
     (node,) = (node for node in program.module.graph.nodes if node.name == name)
     stack = node.meta.get("stack") or ()
-    return Fault(finding, operator_of(node), (), _line_of(program, name), _users(stack))
-
-
-def _users(stack: tuple[UserFrame, ...]) -> UserFrame | None:
-    """The innermost line that is not in a layer of torch's."""
-    own = [frame for frame in stack if not frame.file.startswith(_TORCH)]
-    return (own or stack)[-1] if stack else None
+    return Fault(finding, operator_of(node), (), _line_of(program, name), own_line(stack))
 
 
 def operator_of(node: fx.Node) -> str:

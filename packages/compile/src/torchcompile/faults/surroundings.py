@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import copy
 import io
-import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from primtorch.schemas import TORCH
 from torchcompile.faults.judge import copied, numbers_of_its_own
 
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), type(...), slice, range, torch.dtype, torch.device, torch.Size,
     torch.layout, torch.memory_format, types.ModuleType, types.BuiltinFunctionType, type,
 )  # fmt: skip
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 _CONTAINERS = (list, dict, set)
 
 
@@ -81,7 +80,7 @@ class Surroundings:
 
     def _reach_code(self, function: object) -> None:
         """What a function of the program's own names."""
-        if not isinstance(function, types.FunctionType) or function.__code__.co_filename.startswith(_TORCH):
+        if not isinstance(function, types.FunctionType) or function.__code__.co_filename.startswith(TORCH):
             return
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
