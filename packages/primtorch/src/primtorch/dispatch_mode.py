@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -30,3 +32,15 @@ class DispatchMode:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         torch._C._pop_torch_dispatch_stack(None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block without the mode, and without those that were entered within it."""
+        above: list[Any] = []
+        while not above or above[-1] is not self:
+            above.append(torch._C._pop_torch_dispatch_stack(None))
+        try:
+            yield
+        finally:
+            for mode in reversed(above):
+                torch._C._push_on_torch_dispatch_stack(mode)

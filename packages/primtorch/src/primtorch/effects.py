@@ -33,6 +33,14 @@ def has_effect(op: OpOverload) -> bool:
     return is_foreign(op) or op._schema.is_mutable or not op._schema.returns
 
 
+def tags_of(target: object) -> frozenset[str]:
+    """What a node's call does beside giving results: "random", it draws random numbers; "effect", it has to happen."""
+    if not isinstance(target, OpOverload):  # an operator over graphs, or a prim, says so itself
+        return frozenset(tag for tag in getattr(target, "tags", ()) if tag in ("random", "effect"))
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return frozenset(["random"] * random + ["effect"] * has_effect(target))
+
+
 _REFUSING = frozenset(
     {
         "_ctc_loss", "_embedding_bag", "_embedding_bag_forward_only", "_histogramdd_bin_edges", "_linalg_check_errors",

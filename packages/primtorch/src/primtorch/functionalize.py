@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from primtorch import effects
 from primtorch.ambient import functionalization, set_functionalization
 from primtorch.errors import TraceError
+from primtorch.higher_order import HigherOrder
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
 
@@ -144,7 +145,7 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
                     for v in fx.map_arg(node.args[0], values.__getitem__)
                 ]
             else:
-                values[node] = _run(node, values)
+                values[node] = _run(node, values, mode)
         ends = [unwrap(w) if isinstance(w, torch.Tensor) else w for w in wrapped]
         for name, outer, start in constants:
             if mode.node_of(unwrap(outer)) is not start:
@@ -158,7 +159,7 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
         if isinstance(end, torch.Tensor) and mode.node_of(end) is not start
     ]
     made = mode.finish((*outputs, *(ends[i] for i in written)))
-    made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _is_effect(n))
+    made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or bool(effects.tags_of(n.target)))
     read = {node.target for node in made.graph.find_nodes(op="get_attr")}
     for name in [name for name, _ in made.named_buffers() if name not in read]:
         delattr(made, name)  # what only dead code read
@@ -167,14 +168,12 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
     return made
 
 
-def _is_effect(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and (
-        torch.Tag.nondeterministic_seeded in target.tags or effects.has_effect(target)
-    )
-
-
-def _run(node: fx.Node, values: dict[fx.Node, Any]) -> object:
+def _run(node: fx.Node, values: dict[fx.Node, Any], mode: RecordingMode) -> object:
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    if isinstance(node.target, HigherOrder):  # its bodies write to nothing but what is theirs
+        operands = tuple(unwrap(v) if isinstance(v, torch.Tensor) else v for v in args)
+        with outside_functionalization():
+            found = mode.call_graphs(node.target, operands)
+        return tuple(map(wrap, found))
     call: Any = _HIDDEN_WRITES.get(node.target, node.target)
     return call(*args, **kwargs)

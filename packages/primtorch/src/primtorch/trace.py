@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from primtorch.errors import TraceError
-from primtorch.fake import PROGRAMS_FOR_FAKES, FakeTensor
+from primtorch.fake import FakeTensor
 from primtorch.functional_forms import adopting
 from primtorch.functionalize import functionalize, writes
+from primtorch.higher_order import handled_by
 from primtorch.out_arguments import LandingOut
 from primtorch.schemas import UserFrame
+from primtorch.traced_bodies import Lines, TracedBodies
 from primtorch.tracing import RecordingMode
 
 _TORCH = torch.__file__.rpartition("/")[0]
@@ -43,18 +44,20 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's
     results as a flat tuple. It is functional: a program that writes in place is rewritten, and where it writes to its
     inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn
-    reads from elsewhere become constants. Nodes have the user's lines: where fn is a graph, those of its nodes.
+    reads from elsewhere become constants. Branches and loops are a node each, over graphs of ATen overloads. Nodes have the user's lines: where fn is a graph, those of its nodes.
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
             its own nor an input.
     """
+    return _traced(fn, Lines(_user_frames), examples)
+
+
+def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object]) -> fx.GraphModule:
     leaves, _ = pytree.tree_flatten(examples)
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
-    lines = _Lines(fn) if isinstance(fn, fx.GraphModule) else None
-    frames = _user_frames if lines is None else lines.frames
-    mode = RecordingMode(frames=frames, before_write=snapshots.before_write)
+    mode = RecordingMode(frames=lines, before_write=snapshots.before_write)
     numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
     for i, number in enumerate(numbers):
         mode.placeholder(number, f"number_{i}")
@@ -62,10 +65,10 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
     envs = {leaf.fake_mode.shape_env for leaf in leaves if isinstance(leaf, FakeTensor)} - {None}
-    with contextlib.ExitStack() as asking, LandingOut(), mode:
+    with contextlib.ExitStack() as asking, LandingOut(), mode, handled_by(TracedBodies(mode, lines, _traced)):
         for env in envs:
-            asking.enter_context(env.asked_by(frames))  # type: ignore[union-attr]
-        outputs = fn(*examples) if lines is None else lines.run(*examples)
+            asking.enter_context(env.asked_by(lines))  # type: ignore[union-attr]
+        outputs = lines.run(fn, examples) if isinstance(fn, fx.GraphModule) else fn(*examples)
     flat, _ = pytree.tree_flatten(outputs)
     for out in flat:
         if out is not None and not isinstance(
@@ -76,26 +79,6 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     if not writes(recorded):
         return recorded
     return adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()]))
-
-
-class _Lines(fx.Interpreter):
-    """Runs a graph, and says which lines it is at."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.node: fx.Node | None = None
-
-    def run_node(self, n: fx.Node) -> object:
-        self.node = n
-        return super().run_node(n)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
-        on_fakes = any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs)))
-        return super().call_function(PROGRAMS_FOR_FAKES.get(target, target) if on_fakes else target, args, kwargs)
-
-    def frames(self) -> tuple[UserFrame, ...]:
-        return () if self.node is None else tuple(self.node.meta.get("stack") or ())
 
 
 class _Snapshots:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.effects import written_tensors
 from primtorch.fake import FakeTensor
+from primtorch.higher_order import HigherOrder, handled_by
 from primtorch.schemas import UserFrame
-from primtorch.spec import TensorSpec
+from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import materialize
 
 
@@ -92,6 +93,27 @@ class RecordingMode(DispatchMode):
         self._track_results(out, node)
         return out
 
+    def call_graphs(self, operator: HigherOrder, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Records the call of an operator whose bodies are functional graphs, and gives its results: of fakes by what
+        the bodies say, else by running them."""
+        fake_mode = next((value.fake_mode for value in operands if isinstance(value, FakeTensor)), None)
+        if fake_mode is None:
+            with self.paused(), handled_by(None):
+                found = tuple(operator.run(*operands))
+        else:
+            bodies = [results_of(body) for body in operator.bodies]  # type: ignore[arg-type]
+            found = tuple(map(fake_mode.from_spec, operator.results(tuple(operands), bodies)))
+        node = self.graph.call_function(operator, tuple(self.node_of(value) for value in operands))
+        node.meta["stack"] = self._frames() if self._frames is not None else ()
+        self._track_results(found, node)
+        return found
+
+    def read_size(self, tensor: torch.Tensor, dim: int) -> None:
+        """Makes a tensor's size a number of the graph, by the name of its symbol."""
+        node = self.graph.call_function(torch.ops.aten.sym_size.int, (self.node_of(tensor), dim))
+        node.meta.update(val=tensor.shape[dim], stack=self._frames() if self._frames is not None else ())
+        self.symbols[str(tensor.shape[dim])] = node
+
     def _track_results(self, out: object, node: fx.Node) -> None:
         if isinstance(out, torch.Tensor):
             self.track(out, node)
@@ -119,3 +141,9 @@ class RecordingMode(DispatchMode):
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return _LazyGraphModule(root, self.graph)  # its Python is seldom run
+
+
+def results_of(graph: fx.GraphModule) -> list[TensorSpec]:
+    """Descriptors of what a body of an operator over graphs gives."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return [spec_of(node.meta["val"]) for node in output.args[0]]
