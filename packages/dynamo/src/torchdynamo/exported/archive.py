@@ -88,9 +88,7 @@ def load(path: str | os.PathLike[str], *, classes: Sequence[type] = (), operator
 
 def _program(exported: Exported, memories: list[bytes]) -> dict[str, Json]:
     checks, signature = exported.checks, exported.signature
-    held = {**exported.state, **{f"graph.{k}": v for k, v in exported.graph.named_buffers()}}
-    held |= {f"graph.{k}": v for k, v in exported.graph.named_parameters()}
-    state = _tensors(held, memories)  # fills `memories`
+    state = _tensors({**exported.state, **_constants(exported.graph)}, memories)  # fills `memories`
     return {
         "version": VERSION,
         "torch": torch.__version__,
@@ -159,6 +157,24 @@ def _tensors(held: Mapping[str, torch.Tensor], memories: list[bytes]) -> dict[st
     return found
 
 
+_HELD = "graph."  # what names of tensors that a graph itself holds begin with
+
+
+def _within(held: str, node: str, place: int) -> str:
+    """What those begin with that a body of a node's operator holds."""
+    return f"{held}{node}.{place}."
+
+
+def _constants(module: fx.GraphModule, held: str = _HELD) -> dict[str, torch.Tensor]:
+    """The tensors that a graph and its bodies hold, by their names in a file."""
+    found = {f"{held}{name}": tensor for name, tensor in (*module.named_buffers(), *module.named_parameters())}
+    for node in module.graph.nodes:
+        if isinstance(node.target, HigherOrder):
+            for place, body in enumerate(node.target.bodies):
+                found |= _constants(body, _within(held, node.name, place)) if isinstance(body, fx.GraphModule) else {}
+    return found
+
+
 def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
     rows = []
     for node in module.graph.nodes:
@@ -189,7 +205,7 @@ def _over_bodies(operator: HigherOrder) -> Json:
         raise NotExportable(f"the graph calls {operator.name}, which has no form in a file")
     bodies = []
     for body in operator.bodies:
-        if not isinstance(body, fx.GraphModule) or any(node.op == "get_attr" for node in body.graph.nodes):
+        if not isinstance(body, fx.GraphModule):
             raise NotExportable(f"a body of {operator.name} has no form in a file")
         bodies.append(_graph(body))
     numbers = {name: int(getattr(operator, name)) for name in _NUMBERS_OF_LOOPS if hasattr(operator, name)}
@@ -279,7 +295,7 @@ class _Reader:
     def exported(self) -> Exported:
         text = self.text
         held = self._state(text["state"])
-        graph = self._graph(text["graph"], held)
+        graph = self._graph(text["graph"], held, _HELD)
         return Exported(
             graph=graph,
             guards=(),
@@ -290,7 +306,7 @@ class _Reader:
                 tuple(map(self._reference, text["results"])),
             ),
             feeds=tuple(map(self._reference, text["feeds"])),
-            state={name: tensor for name, tensor in held.items() if not name.startswith("graph.")},
+            state={name: tensor for name, tensor in held.items() if not name.startswith(_HELD)},
             checks=self._checks(text["checks"]),
             symbols={str(name): self._measure(m) for name, m in text["symbols"].items()},
             met=tuple(_of(Result, self._reference(met)) for met in text["met"]),
@@ -317,14 +333,21 @@ class _Reader:
             found[name] = tensor.requires_grad_() if row["requires_grad"] is True else tensor
         return found
 
-    def _graph(self, rows: Sequence[Any], held: Mapping[str, torch.Tensor]) -> fx.GraphModule:
+    def _graph(self, rows: Sequence[Any], tensors: Mapping[str, torch.Tensor], held: str) -> fx.GraphModule:
+        """held: what the names of the graph's own tensors begin with."""
         graph, root = fx.Graph(), torch.nn.Module()
         for row in rows:
             op, name, target = row["op"], str(row["name"]), row["target"]
             if not name.isidentifier() or keyword.iskeyword(name) or name in self.nodes:
                 raise UnsafeArchive(f"no name of a node: {name!r}")
             args, kwargs = self._value(row["args"]), self._value(row["kwargs"])
-            node = graph.create_node(op, self._target(op, target, args, held, root), args, kwargs, name=name)
+            if op == "call_function" and isinstance(target, dict):
+                called: Any = self._over_bodies(target, name, tensors, held)
+            elif op == "get_attr":
+                called = _held(root, str(target), tensors.get(f"{held}{target}"))
+            else:
+                called = self._target(op, target, args)
+            node = graph.create_node(op, called, args, kwargs, name=name)
             if node.name != name:
                 raise UnsafeArchive(f"no name of a node: {name!r}")
             node.meta["stack"] = (_frame(row["line"]),) if "line" in row else ()
@@ -332,12 +355,8 @@ class _Reader:
         graph.lint()
         return fx.GraphModule(root, graph, class_name="Exported")
 
-    def _target(
-        self, op: str, target: Any, args: Sequence[object], held: Mapping[str, torch.Tensor], root: torch.nn.Module
-    ) -> Callable[..., object] | str:
+    def _target(self, op: str, target: Any, args: Sequence[object]) -> Callable[..., object] | str:
         match op:
-            case "call_function" if isinstance(target, dict):
-                return self._over_bodies(target)
             case "call_function":
                 found = function_named(target, self.operators)
                 if found is getattr and (len(args) != 2 or args[1] not in attributes()):
@@ -346,10 +365,6 @@ class _Reader:
             case "call_method":
                 if target not in methods():
                     raise UnsafeArchive(f"the file calls the method {target!r}, which no graph may call")
-            case "get_attr":
-                if not str(target).isidentifier() or f"graph.{target}" not in held:
-                    raise UnsafeArchive(f"the file reads {target!r}, which it does not hold")
-                root.register_buffer(str(target), held[f"graph.{target}"])
             case "placeholder":
                 if not str(target).isidentifier() or keyword.iskeyword(str(target)):
                     raise UnsafeArchive(f"no name of an input: {target!r}")
@@ -359,11 +374,13 @@ class _Reader:
                 raise UnsafeArchive(f"the file has a node of kind {op!r}")
         return str(target)
 
-    def _over_bodies(self, row: Mapping[str, Any]) -> HigherOrder:
+    def _over_bodies(
+        self, row: Mapping[str, Any], node: str, tensors: Mapping[str, torch.Tensor], held: str
+    ) -> HigherOrder:
         around, bodies = self.nodes, []
-        for rows in row["bodies"]:
+        for place, rows in enumerate(row["bodies"]):
             self.nodes = {}
-            bodies.append(self._graph(rows, {}))
+            bodies.append(self._graph(rows, tensors, _within(held, node, place)))
         self.nodes = around
         numbers: dict[str, Any] = {
             name: int(row["numbers"][name]) for name in _NUMBERS_OF_LOOPS if name in row["numbers"]
@@ -459,6 +476,14 @@ def _named(name: object) -> torch.dtype | torch.layout | torch.memory_format:
     if not isinstance(found, _NAMED):
         raise UnsafeArchive(f"torch has no dtype, layout or memory format {name!r}")
     return found
+
+
+def _held(root: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> str:
+    """A tensor that a graph holds, under the name by which it reads it."""
+    if not name.isidentifier() or tensor is None:
+        raise UnsafeArchive(f"the file reads {name!r}, which it does not hold")
+    root.register_buffer(name, tensor)
+    return name
 
 
 def _of(kind: type[T], value: object) -> T:
