@@ -69,4 +69,4 @@ def of_unknown_length(a: Any) -> Any:
 )
 def numbers_of_arrays(a: Any) -> Any:
     mean = float(a.mean())
-    return a - mean, a.max().item() * 2, np.add(a, mean, out=np.empty(6))
+    return a - mean, a.max().item() * 2, np.add(a, mean, out=np.empty(len(a)))

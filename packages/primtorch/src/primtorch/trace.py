@@ -44,7 +44,8 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's
     results as a flat tuple. It is functional: a program that writes in place is rewritten, and where it writes to its
     inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn
-    reads from elsewhere become constants. Branches and loops are a node each, over graphs of ATen overloads. Nodes have the user's lines: where fn is a graph, those of its nodes.
+    reads from elsewhere become constants. Branches and loops are a node each, over such graphs of their own. Nodes have
+    the user's lines: where fn is a graph, those of its nodes.
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
