@@ -11,7 +11,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-from torchdynamo.arrays.values import Array, model_of
+from torchdynamo.arrays.values import Array, arrays_in, model_of
 from torchdynamo.reasons import BreakGraph
 
 if TYPE_CHECKING:
@@ -113,6 +113,19 @@ def _refuse_scattered(items: tuple[object, ...]) -> None:
     numbers = any(isinstance(items[place], (int, numpy.integer)) for place in places)
     if numbers and places[-1] - places[0] + 1 != len(places):
         raise BreakGraph("numpy", "an index of whole numbers and arrays with slices between them")
+
+
+def refuse_unknown_slices(key: object) -> None:
+    """Breaks the graph at a slice whose places are not known: NumPy, asked of models, would take others."""
+    items = key if type(key) is tuple else (key,)
+    if any(isinstance(item, slice) and arrays_in(item) for item in items):
+        raise BreakGraph("tensor_to_number", "an array as an index")
+
+
+def has_mask(key: object) -> bool:
+    """Whether an index has truth values in it that are not known."""
+    items = key if type(key) is tuple else (key,)
+    return any(isinstance(item, Array) and _is_mask(item) for item in items)
 
 
 def _is_mask(item: object) -> bool:

@@ -194,7 +194,7 @@ def _quantile(
     keepdims: bool = False,
 ) -> object:
     """Between the two elements that lie around each place, from the nearer one on."""
-    known(q, method, keepdims)
+    known(q, method)
     x = n.tensor(a, asked.dtype)
     if isinstance(axis, (tuple, list)) or numpy.ndim(q) > 1 or method != "linear" or asked.dtype.itemsize < 4:
         raise BreakGraph("numpy", "a quantile over several axes, at places of several dims, or by another method")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -40,6 +40,25 @@ SIZED_BY_DATA = frozenset(
 )  # fmt: skip
 
 
+# Parameters of NumPy's whose values, beside those of the operands, decide what shape or type a result has, or whether
+# NumPy takes the call at all: models say nothing of them.
+_DECIDING = frozenset(
+    {
+        "N", "axes", "axis", "axis1", "axis2", "copy", "ddof", "decimals", "deg", "destination", "dtype", "endpoint",
+        "full_matrices", "increasing", "indexing", "indices_or_sections", "k", "keepdims", "kind", "mode", "n", "norm",
+        "num", "offset", "ord", "order", "p", "pad_width", "repeats", "reps", "right", "s", "shape", "shift", "side",
+        "source", "spacing", "stable",
+    }
+)  # fmt: skip
+
+
+def refuse_unknown(arguments: Mapping[str, object]) -> None:
+    """Breaks the graph where an argument that decides is not known, before NumPy is asked."""
+    for name, value in arguments.items():
+        if name in _DECIDING:
+            known(value)
+
+
 def refusal(function: str, of: str = "numpy.") -> BreakGraph:
     """The break at a function, or a method, that no rule knows with its arguments."""
     if function in SIZED_BY_DATA:
@@ -57,15 +76,13 @@ def known(*values: object) -> None:
 
 def dims(axis: Axis, tensor: torch.Tensor) -> tuple[int, ...]:
     """The dims of a reduction."""
-    known(axis)
     if axis is None:
         return tuple(range(tensor.dim()))
     return tuple(int(one) for one in axis) if isinstance(axis, (tuple, list)) else (int(axis),)
 
 
 def dim_of(axis: SupportsIndex) -> int:
-    """The axis as a number. Breaks the graph where it is not known."""
-    known(axis)
+    """The axis as a number."""
     return int(axis)
 
 

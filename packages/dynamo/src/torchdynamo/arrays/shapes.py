@@ -36,12 +36,10 @@ def _reshaped(n: ArrayWorld, asked: Model, a: object, order: str) -> torch.Tenso
 
 
 def _reshape(n: ArrayWorld, asked: Model, a: object, shape: object, order: str = "C") -> object:
-    known(shape)
     return _reshaped(n, asked, a, order)
 
 
 def _reshape_method(n: ArrayWorld, asked: Model, a: object, *shape: object, order: str = "C") -> object:
-    known(shape)
     return _reshaped(n, asked, a, order)
 
 
@@ -58,12 +56,10 @@ def _permuted(n: ArrayWorld, asked: Model, a: object, order: Sequence[int]) -> o
 
 
 def _transpose(n: ArrayWorld, asked: Model, a: object, axes: Sequence[int] | None = None) -> object:
-    known(axes)
     return _permuted(n, asked, a, range(asked.ndim)[::-1] if axes is None else axes)
 
 
 def _transpose_method(n: ArrayWorld, asked: Model, a: object, *axes: Any) -> object:
-    known(axes)
     listed = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
     return _transpose(n, asked, a, listed)
 
@@ -80,7 +76,6 @@ def _swapaxes(n: ArrayWorld, asked: Model, a: object, axis1: SupportsIndex, axis
 
 
 def _moveaxis(n: ArrayWorld, asked: Model, a: object, source: Dims, destination: Dims) -> object:
-    known(source, destination)
     whence, where = ([int(dim) % asked.ndim for dim in numpy.atleast_1d(dims)] for dims in (source, destination))
     order = [dim for dim in range(asked.ndim) if dim not in whence]
     for place, dim in sorted(zip(where, whence, strict=True)):
@@ -105,7 +100,6 @@ def _squeeze(n: ArrayWorld, asked: Model, a: object, axis: Dims | None = None) -
 
 
 def _broadcast_to(n: ArrayWorld, asked: Model, a: object, shape: object) -> object:
-    known(shape)
     return _lies(n, a).expand(asked.shape)
 
 
@@ -154,7 +148,6 @@ def _vsplit(n: ArrayWorld, asked: Sequence[numpy.ndarray], a: object, indices_or
 
 
 def _flip(n: ArrayWorld, asked: Model, m: object, axis: Dims | None = None) -> object:
-    known(axis)
     ndim = model_of(m).ndim
     axes = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     named = {int(one) % ndim for one in axes}
@@ -257,7 +250,6 @@ def _append(n: ArrayWorld, asked: Model, arr: object, values: object, axis: Supp
 
 
 def _repeat(n: ArrayWorld, asked: Model, a: object, repeats: int, axis: SupportsIndex | None = None) -> object:
-    known(repeats)
     x = n.tensor(a)
     if numpy.ndim(repeats):
         raise BreakGraph("numpy", "a number of repeats for each element")
@@ -267,21 +259,19 @@ def _repeat(n: ArrayWorld, asked: Model, a: object, repeats: int, axis: Supports
 
 
 def _tile(n: ArrayWorld, asked: Model, A: object, reps: Dims) -> object:
-    known(reps)
     return torch.tile(n.tensor(A), tuple(numpy.atleast_1d(reps).tolist()))
 
 
 def _roll(
     n: ArrayWorld, asked: Model, a: object, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None
 ) -> object:
-    known(shift, axis)
     return torch.roll(n.tensor(a), shift) if axis is None else torch.roll(n.tensor(a), shift, axis)
 
 
 def _pad(
     n: ArrayWorld, asked: Model, array: object, pad_width: object, mode: str = "constant", *, constant_values: float = 0
 ) -> object:
-    known(pad_width, constant_values)
+    known(constant_values)
     if mode != "constant" or numpy.ndim(constant_values):
         raise BreakGraph("numpy", f"numpy.pad() of mode {mode!r}")
     x = n.tensor(array)
@@ -485,7 +475,6 @@ def _isclose(
 
 def _rot90(n: ArrayWorld, asked: Model, m: object, k: int = 1, axes: Sequence[int] = (0, 1)) -> object:
     """Views of the array: it is turned by reversing dims and exchanging them."""
-    known(k, axes)
     ndim, times = model_of(m).ndim, int(k) % 4
     first, second = (int(axis) % ndim for axis in axes)
     if times == 0:
@@ -512,7 +501,6 @@ def _i0(n: ArrayWorld, asked: Model, x: object) -> object:
 
 
 def _vander(world: ArrayWorld, asked: Model, x: object, N: int | None = None, increasing: bool = False) -> object:
-    known(N, increasing)
     return torch.vander(world.tensor(x, asked.dtype), None if N is None else int(N), bool(increasing))
 
 
@@ -560,14 +548,12 @@ def _full_like(n: ArrayWorld, asked: Model, a: object, fill_value: object, dtype
 
 
 def _full(n: ArrayWorld, asked: Model, shape: object, fill_value: object, dtype: object = None) -> object:
-    known(shape)
     return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
 
 
 def _linspace(
     n: ArrayWorld, asked: Model, start: object, stop: object, num: int = 50, *, endpoint: bool = True
 ) -> object:
-    known(num, endpoint)
     if asked.dtype not in (numpy.float64, numpy.float32) or int(num) < 2 or not endpoint:
         raise BreakGraph("numpy", "numpy.linspace() of an array")
     first, last = n.tensor(start, asked.dtype), n.tensor(stop, asked.dtype)

@@ -46,7 +46,6 @@ def _along_one(name: str) -> Rule:
         axis: SupportsIndex = -1,
         norm: str | None = None,
     ) -> object:
-        known(n, norm)
         x, length, dim = _values(world, asked, a), None if n is None else int(n), dim_of(axis)
         if name == "hfft":
             return torch.fft.irfft(torch.conj_physical(x), length, dim, _OTHER_WAY[norm])
@@ -67,7 +66,6 @@ def _along_several(name: str, last_two: bool) -> Rule:
         axes: Sequence[int] | None = None,
         norm: str | None = None,
     ) -> object:
-        known(s, axes, norm)
         if s is not None and (axes is None or -1 in s):
             raise BreakGraph("numpy", f"numpy.fft.{name}() of these lengths")
         over = (-2, -1) if axes is None and last_two else axes
@@ -100,7 +98,6 @@ def _correlated(x: torch.Tensor, y: torch.Tensor, mode: str) -> torch.Tensor:
 
 def _vectors(n: ArrayWorld, asked: Model, a: object, v: object, mode: str) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """The longer one, the shorter one, and whether that is the first."""
-    known(mode)
     if asked.dtype.kind != "f" or asked.dtype.itemsize < 4 or mode not in ("full", "same", "valid"):
         raise BreakGraph("numpy", f"a convolution of elements of {asked.dtype}")
     x, y = n.tensor(a, asked.dtype), n.tensor(v, asked.dtype)
@@ -133,7 +130,6 @@ def _trapezoid(
 
 def _gradient(n: ArrayWorld, asked: Any, f: object, *spacing: float, axis: SupportsIndex | None = None) -> object:
     """Differences of the neighbours of each element, and of the one neighbour at the ends."""
-    known(*spacing)
     each = list(asked) if isinstance(asked, (tuple, list)) else [asked]
     if len(spacing) > 1 or any(numpy.ndim(one) for one in spacing):
         raise BreakGraph("numpy", "numpy.gradient() of several distances")
@@ -159,7 +155,6 @@ def _conjugate(n: ArrayWorld, asked: Model, x: object) -> object:
 
 
 def _angle(n: ArrayWorld, asked: Model, z: object, deg: bool = False) -> object:
-    known(deg)
     given = n.tensor(z)
     real = dtype_of(asked.dtype)
     parts = (torch.imag(given), torch.real(given)) if given.is_complex() else (torch.zeros_like(given), given)

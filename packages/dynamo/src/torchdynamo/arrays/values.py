@@ -122,6 +122,18 @@ class Array(InterpreterObject):
     def __eq__(self, other: object) -> Any:
         return self.world.compare("==", self, other)
 
+    def __lt__(self, other: object) -> Any:
+        return self.world.compare("<", self, other)
+
+    def __le__(self, other: object) -> Any:
+        return self.world.compare("<=", self, other)
+
+    def __gt__(self, other: object) -> Any:
+        return self.world.compare(">", self, other)
+
+    def __ge__(self, other: object) -> Any:
+        return self.world.compare(">=", self, other)
+
     def __ne__(self, other: object) -> Any:
         return self.world.compare("!=", self, other)
 

@@ -23,7 +23,7 @@ from primtorch.fake import FakeTensor
 from primtorch.wrappers import whole_of
 from torchdynamo.arrays import indexing
 from torchdynamo.arrays.functions import FUNCTIONS, METHODS
-from torchdynamo.arrays.rules import Rule, refusal
+from torchdynamo.arrays.rules import Rule, refusal, refuse_unknown
 from torchdynamo.arrays.ufuncs import UFUNCS, Operand, takes
 from torchdynamo.arrays.values import (
     NUMPY_DTYPES,
@@ -289,13 +289,17 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"{name_of(function)} of a scalar")
         if rule.writes:
             self.refuse_write(args[0])
-        asked = self.ask(function if rule.asks is None else rule.asks(function), args, kwargs)
         try:
-            bound = inspect.signature(rule.program).bind(self, asked, *args, **kwargs)
+            bound = inspect.signature(rule.program).bind(self, None, *args, **kwargs)
         except TypeError:
+            self.ask(function if rule.asks is None else rule.asks(function), args, kwargs)  # may raise: it is no call
             if name_of(function) == "numpy.where":
                 raise _refusal(function) from None
             raise BreakGraph("numpy", f"call of {name_of(function)} with these arguments") from None
+        world, answer, *_ = bound.arguments
+        refuse_unknown({name: value for name, value in bound.arguments.items() if name not in (world, answer)})
+        asked = self.ask(function if rule.asks is None else rule.asks(function), args, kwargs)
+        bound.arguments[answer] = asked
         try:
             found = rule.program(*bound.args, **bound.kwargs)
         except RuntimeError as error:  # NumPy has taken the call
@@ -439,6 +443,7 @@ class ArrayWorld:
         if isinstance(key, str) or (array.is_scalar and key not in ((), ...)):
             return self.ask(_ITEM, (array, key), {})  # raises
         key = self._as_arrays(key)
+        indexing.refuse_unknown_slices(key)
         if indexing.is_basic(key):
             asked = self.ask(_ITEM, (array, key), {})
             view, flipped = indexing.basic(array, key)
@@ -468,6 +473,10 @@ class ArrayWorld:
             array = self.forget(array)
         self.refuse_write(array)
         key, value = self._as_arrays(key), self._as_arrays(value)
+        indexing.refuse_unknown_slices(key)
+        mask = indexing.mask_of(key, array)
+        if model_array(value).ndim and (mask is not None or indexing.has_mask(key)):  # NumPy counts both
+            raise BreakGraph("data_dependent_shape", "a write of as many elements as an index of truth values says")
         self.ask(_WRITE, (array, _zeros(key), value), {})
         given = self.tensor(value)
         if given.dtype.is_complex and not array.tensor.dtype.is_complex:
@@ -476,7 +485,6 @@ class ArrayWorld:
             view, flipped = indexing.basic(array, key)
             self._put(view, flipped, given)
             return
-        mask = indexing.mask_of(key, array)
         if mask is not None and not given.dim():
             self.write(array, torch.where(self.tensor(mask), given.to(array.tensor.dtype), array.value()))
             return
