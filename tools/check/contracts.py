@@ -61,6 +61,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fake",),
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
+        ("traced_bodies",),
         ("lower", "functional_forms", "coverage", "derived", "random_state", "packed", "communication", "pullbacks"),
         ("verify", "trace", "quantised", "__main__"),
         ("",),

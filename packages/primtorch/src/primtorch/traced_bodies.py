@@ -28,7 +28,7 @@ Flat = tuple[Any, ...]
 class Trace(Protocol):
     """Makes a functional graph of a program and its examples: `primtorch.trace.trace`, told who says the lines."""
 
-    def __call__(self, program: Callable[..., object], lines: Lines, examples: Sequence[object]) -> fx.GraphModule: ...
+    def __call__(self, fn: Callable[..., object], lines: Lines, examples: Sequence[object], /) -> fx.GraphModule: ...
 
 
 class _Running(fx.Interpreter):
@@ -62,6 +62,7 @@ class Lines:
         return () if node is None else tuple(node.meta.get("stack") or ())
 
     def run(self, gm: fx.GraphModule, values: Sequence[object]) -> Any:
+        """What a graph gives; meanwhile lines are those of its nodes."""
         self._graphs.append(_Running(gm))
         try:
             return self._graphs[-1].run(*values, enable_io_processing=False)
@@ -88,6 +89,7 @@ class TracedBodies:
         return self.mode.call_graphs(self._over_graphs(operator, operands, symbols), (*symbols, *tensors))
 
     def run_body(self, body: Body, flat: Flat) -> Sequence[object]:
+        """What a body gives, each operator in it of the user's line."""
         return self.lines.run(body, flat) if isinstance(body, fx.GraphModule) else body(*flat)  # type: ignore[no-any-return]
 
     def _symbols(self, operands: Flat) -> list[Any]:
