@@ -512,4 +512,5 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lowered(exported: Exported, decompositions: Decompositions) -> Exported:
-    return replace(exported, graph=lower(exported.graph, decompositions))
+    detach = torch.ops.aten.detach.default  # by which a graph says what has no history
+    return replace(exported, graph=lower(exported.graph, decompositions, preserve=(detach,)))

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.functional_forms import adopting
-from primtorch.functionalize import functionalize, writes
+from primtorch.functionalize import WRITTEN_INPUTS, functionalize, writes
 from primtorch.higher_order import handled_by
 from primtorch.out_arguments import LandingOut
 from primtorch.schemas import UserFrame
@@ -44,8 +44,9 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's
     results as a flat tuple. It is functional: a program that writes in place is rewritten, and where it writes to its
     inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn
-    reads from elsewhere become constants. Branches and loops are a node each, over such graphs of their own. Nodes have
-    the user's lines: where fn is a graph, those of its nodes.
+    reads from elsewhere become constants. Branches and loops are a node each, over such graphs of their own. Where an
+    example requires a gradient, what has no history in fn is detached. Nodes have the lines of the user: where fn is a
+    graph, those of its nodes.
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
@@ -58,7 +59,8 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
     leaves, _ = pytree.tree_flatten(examples)
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
-    mode = RecordingMode(frames=lines, before_write=snapshots.before_write)
+    follows = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows)
     numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
     for i, number in enumerate(numbers):
         mode.placeholder(number, f"number_{i}")
@@ -76,10 +78,32 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
             out, (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
         ):
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
+    if follows:
+        for out in flat:
+            if isinstance(out, torch.Tensor) and not out.requires_grad:
+                mode.detach(out)
     recorded = mode.finish(tuple(flat))
     if not writes(recorded):
         return recorded
-    return adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()]))
+    made = adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()]))
+    if follows:  # running statistics are computed of what has a history, and have none
+        apart = [*(False for _ in numbers), *(not leaf.requires_grad for leaf in inputs)]
+        _detached(made, [apart[place] for place in made.meta[WRITTEN_INPUTS]])
+    return made
+
+
+def _detached(gm: fx.GraphModule, which: Sequence[bool]) -> None:
+    """Has the last of a graph's results without a history, where `which` says so."""
+    (output,) = gm.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    first = len(results) - len(which)
+    with gm.graph.inserting_before(output):
+        for place, (apart, node) in enumerate(zip(which, results[first:], strict=True), first):
+            if apart and node.target is not torch.ops.aten.detach.default:
+                results[place] = gm.graph.call_function(torch.ops.aten.detach.default, (node,))
+                results[place].meta = dict(node.meta)
+    output.args = (tuple(results),)
+    gm.recompile()
 
 
 class _Snapshots:

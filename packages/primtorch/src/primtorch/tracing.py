@@ -27,6 +27,7 @@ class RecordingMode(DispatchMode):
         run: computes a call's result from (overload, args, kwargs); by default the call itself.
         frames: the user's frames to put on a node.
         before_write: told of each tensor that a call is about to write to.
+        follows_history: what is computed where autograd records nothing is detached in the graph.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class RecordingMode(DispatchMode):
         run: Callable[[OpOverload, tuple[object, ...], dict[str, object]], object] | None = None,
         frames: Callable[[], tuple[UserFrame, ...]] | None = None,
         before_write: Callable[[torch.Tensor], None] | None = None,
+        follows_history: bool = False,
     ) -> None:
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self._run = run
         self._frames = frames
         self._before_write = before_write
+        self.follows_history = follows_history
         self.symbols: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []  # ids stay unique only while their tensors live
@@ -91,7 +94,20 @@ class RecordingMode(DispatchMode):
         node = self.graph.call_function(func, nodes, node_options)
         node.meta["stack"] = self._frames() if self._frames is not None else ()
         self._track_results(out, node)
+        if self.follows_history and not torch.is_grad_enabled() and not func._schema.is_mutable:
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                self.detach(part)
         return out
+
+    def detach(self, value: object) -> None:
+        """From here on a tensor is one without a history, in the graph."""
+        node = self._nodes.get(id(value))
+        if node is None or not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return
+        if node.target is not torch.ops.aten.detach.default:
+            detached = self.graph.call_function(torch.ops.aten.detach.default, (node,))
+            detached.meta["stack"] = node.meta["stack"]
+            self.track(value, detached)
 
     def call_graphs(self, operator: HigherOrder, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Records the call of an operator whose bodies are functional graphs, and gives its results: of fakes by what

@@ -258,7 +258,7 @@ class Exported:
             numbers = {name: m.read(_at(m.of, read, self.state)) for name, m in self.symbols.items()}
             given = [self._value(feed, read, numbers, ()) for feed in self.feeds]
             self._refuse_overlap(given)
-        results = tuple(self.graph(*given))
+        results = tuple(self.graph(*self._apart(given)))
         for place, value in zip(self.written, results[len(results) - len(self.written) :], strict=True):
             given[place].copy_(value)
         if not all(bool(self._value(met, leaves, numbers, results)) for met in self.met):
@@ -283,6 +283,11 @@ class Exported:
                 return run_program(program, numbers)
             case ArrayOf(tensor=tensor):
                 return of.of(self._value(tensor, self.checks.as_tensors(leaves), numbers, results).detach())
+
+    def _apart(self, given: Sequence[Any]) -> list[Any]:
+        """What the graph takes: of tensors that get new values copies, where autograd may keep the old ones."""
+        kept = set(self.written) if torch.is_grad_enabled() else set()
+        return [value.clone() if place in kept else value for place, value in enumerate(given)]
 
     def _refuse_overlap(self, given: Sequence[object]) -> None:
         checks = self.checks
