@@ -200,3 +200,37 @@ def test_a_place_outside_of_a_table() -> None:
     compiled(q, torch.arange(40) % 16)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         compiled(q, torch.arange(40))
+
+
+def _scores_beside_tables(*given: torch.Tensor) -> torch.Tensor:
+    """The attention that `test_tables_whose_sizes_vary` compiles, by hand."""
+    q, k, v, slopes, table = given
+    places = torch.arange(q.shape[2])
+    away = places[:, None] - places
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + slopes[None, :, :1, None] * away + table[None, :, :, None]
+    return torch.softmax(torch.where((away >= 0) & (away < 5), scores, -torch.inf), -1) @ v
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_tables_whose_sizes_vary(gradient: bool) -> None:
+    """The sizes of what a score function closes over are the kernel's own numbers, though no other size is theirs."""
+
+    def program(q: Any, k: Any, v: Any, slopes: Any, table: Any) -> Any:
+        score = lambda s, b, h, i, j: s + slopes[h, 0] * (i - j) + table[h, i]
+        mask = create_block_mask(
+            lambda b, h, i, j: (i >= j) & (i - j < 5), None, None, q.shape[2], q.shape[2], device="cpu"
+        )
+        return flex_attention(q, k, v, score, mask)
+
+    torchcompile.reset()
+    compiled = torchcompile.compile(program, fullgraph=True, dynamic=True)
+    for heads, length in ((2, 16), (2, 23), (3, 70)):
+        shapes = (*((1, heads, length, 8),) * 3, (heads, 2), (heads, length))
+        given = [torch.randn(shape, dtype=F64).requires_grad_(gradient) for shape in shapes]
+        found, expected = compiled(*given), _scores_beside_tables(*given)
+        torch.testing.assert_close(found, expected)
+        if gradient:
+            pairs = (torch.autograd.grad(out.pow(2).sum(), given) for out in (found, expected))
+            for a, b in zip(*pairs, strict=True):
+                torch.testing.assert_close(a, b)
+    assert not torchcompile.report().surprises

@@ -25,7 +25,7 @@ from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, is_one, variable
-from torchinductor.ir import Attention, Axis, Kernel, Recorder, Region, Stage
+from torchinductor.ir import Attention, Axis, Indirect, Kernel, Recorder, Region, Stage
 from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Direction, Function, Tables
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, Ops, Strided, TensorValue
@@ -250,7 +250,8 @@ class _Call:
                 recorder.load(access.buffer, ZERO, ctx.buffers[access.buffer].dtype)
         sizes = [e for r in (*regions.values(), *lines, *taken, *made) for e in (*r.shape, *r.strides, r.offset)]
         inner = set(POSITIONS) | {op.symbol for body in bodies for op in body.ops if hasattr(op, "symbol")}
-        sizes += [variable(n) for body in bodies for e in body.indices for n in sorted(e.symbols() - inner)]
+        asked = [e for body in bodies for e in (*body.indices, *(op.size for op in body.of(Indirect)))]
+        sizes += [variable(n) for e in asked for n in sorted(e.symbols() - inner)]
         for expr in dict.fromkeys(sizes):
             if expr.symbols():
                 recorder.index_expr(expr, torch.int64)
