@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import torchdynamo
+from primtorch.errors import TraceError
 
 Program = Callable[..., Any]
 
@@ -111,3 +112,44 @@ def test_running_statistics_are_numbers_of_the_past(form: str) -> None:
             torch.testing.assert_close(a, b, check_stride=False)
         for a, b in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad)
+
+
+def written_apart(y: torch.Tensor) -> None:
+    with torch.no_grad():
+        y.mul_(3)
+
+
+def a_part_is_written_apart(y: torch.Tensor) -> None:
+    with torch.no_grad():
+        y[0].zero_()
+
+
+def what_is_detached_is_written(y: torch.Tensor) -> None:
+    y.detach().mul_(3)
+
+
+def the_data_is_written(y: torch.Tensor) -> None:
+    y.data.mul_(3)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "torch"])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    "write", [written_apart, a_part_is_written_apart, what_is_detached_is_written, the_data_is_written]
+)
+def test_a_write_that_autograd_does_not_see(write: Callable[[torch.Tensor], None], own: bool, form: str) -> None:
+    """In eager gradients go on as if nothing had been written. No functional graph can say so: it is refused with the
+    line, and where nobody asks for gradients it is a write like any other."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() if own else x
+        write(y)
+        return y * x
+
+    example = lambda: torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
+    with pytest.raises(TraceError, match=rf"{Path(__file__).name}.*in {write.__name__}"):
+        torchdynamo.export(program, **FORMS[form])(example().requires_grad_())
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        exported = torchdynamo.export(program, **FORMS[form])(example().requires_grad_())
+        torch.testing.assert_close(exported(example().requires_grad_()), program(example()))

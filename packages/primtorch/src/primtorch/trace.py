@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from primtorch.ambient import preserved
 from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.functional_forms import adopting
@@ -50,7 +51,7 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
-            its own nor an input.
+            its own nor an input, or, where autograd does not see it, to one that has a history.
     """
     return _traced(fn, Lines(_user_frames), examples)
 
@@ -68,7 +69,8 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
     envs = {leaf.fake_mode.shape_env for leaf in leaves if isinstance(leaf, FakeTensor)} - {None}
-    with contextlib.ExitStack() as asking, LandingOut(), mode, handled_by(TracedBodies(mode, lines, _traced)):
+    bodies = handled_by(TracedBodies(mode, lines, _traced))
+    with preserved(), contextlib.ExitStack() as asking, LandingOut(), mode, bodies:
         for env in envs:
             asking.enter_context(env.asked_by(lines))  # type: ignore[union-attr]
         outputs = lines.run(fn, examples) if isinstance(fn, fx.GraphModule) else fn(*examples)

@@ -13,6 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.effects import written_tensors
+from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.higher_order import HigherOrder, handled_by
 from primtorch.schemas import UserFrame
@@ -27,7 +28,8 @@ class RecordingMode(DispatchMode):
         run: computes a call's result from (overload, args, kwargs); by default the call itself.
         frames: the user's frames to put on a node.
         before_write: told of each tensor that a call is about to write to.
-        follows_history: what is computed where autograd records nothing is detached in the graph.
+        follows_history: what is computed where autograd records nothing is detached in the graph, and what is
+            written there to a tensor that has a history raises TraceError.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class RecordingMode(DispatchMode):
         options = dict(kwargs or {})
         nodes = tuple(self.node_of(a) for a in args)
         node_options = {k: self.node_of(v) for k, v in options.items()}
-        if self._before_write is not None:
-            for written in written_tensors(func, args, options):
+        for written in written_tensors(func, args, options):
+            if self.follows_history:
+                self._refuse_unseen(written, (*args, *options.values()))
+            if self._before_write is not None:
                 self._before_write(written)
         out = self._run(func, args, options) if self._run is not None else func(*args, **options)
         node = self.graph.call_function(func, nodes, node_options)
@@ -98,6 +102,19 @@ class RecordingMode(DispatchMode):
             for part in out if isinstance(out, (tuple, list)) else (out,):
                 self.detach(part)
         return out
+
+    def _refuse_unseen(self, written: torch.Tensor, operands: Sequence[object]) -> None:
+        """Raises at a write that autograd does not record, to memory of a tensor that has a history: its gradients go
+        on as if nothing had been written, and a graph without writes cannot say that."""
+        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in operands):
+            return
+        memory = _memory(written)
+        if any(t.requires_grad and _memory(t) == memory for t in self._alive):
+            line = f" ({frames[-1]})" if self._frames is not None and (frames := self._frames()) else ""
+            raise TraceError(
+                f"the program writes to a tensor that has a history where autograd records nothing{line}: a graph of "
+                "operators would differentiate the write. Compute a new tensor instead, or trace under torch.no_grad()"
+            )
 
     def detach(self, value: object) -> None:
         """From here on a tensor is one without a history, in the graph."""
@@ -157,6 +174,13 @@ class RecordingMode(DispatchMode):
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return _LazyGraphModule(root, self.graph)  # its Python is seldom run
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """What tensors have in common that share memory."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.memory
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def results_of(graph: fx.GraphModule) -> list[TensorSpec]:
