@@ -159,7 +159,7 @@ def test_random_expressions_of_numbers(repeat: int) -> None:
         again = compiled(x)
     for a, b in ((expected, found), (expected, again)):
         for one, other in zip(a[:3], b[:3], strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, check_stride=True)
         assert type(a[3]) is type(b[3])
         assert np.asarray(a[3]).dtype == np.asarray(b[3]).dtype
         np.testing.assert_array_equal(a[3], b[3])

@@ -109,8 +109,14 @@ class ArrayWorld:
         return array.tensor.detach()
 
     def copied(self, array: Array) -> torch.Tensor:
-        """The elements in memory of their own."""
-        return array.value().clone() if not array.flipped else array.value()
+        """`torch.tensor(array)`: the elements in memory of their own, laid out as the array's where that has no gaps."""
+        if array.flipped:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                torch.tensor(array.model)  # raises
+        made, strides = array.tensor.clone(), tuple(stride // array.model.itemsize for stride in array.model.strides)
+        if array.is_scalar or not same_layout(array.model.shape, tuple(map(int, made.stride())), strides):
+            return made
+        return made if strides == made.stride() else made.as_strided(array.model.shape, strides)  # in dims of size 1
 
     def tensor(self, value: object, dtype: numpy.dtype | None = None) -> torch.Tensor:
         """A value of NumPy's as a tensor of a NumPy dtype (its own by default), for reading."""

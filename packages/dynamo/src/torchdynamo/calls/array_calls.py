@@ -14,6 +14,7 @@ except ImportError:  # torch does without
 
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.arrays.world import ArrayWorld, name_of
+from torchdynamo.calls.torch_calls import TENSOR_TYPES
 from torchdynamo.graph import numpy_values, torch_functions
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs
 from torchdynamo.outside.overlays import MISSING
@@ -95,11 +96,10 @@ def _copied(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> torch.
 
 
 def _of_type(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """`torch.Tensor(array)`, `torch.FloatTensor(array)`: a copy in that dtype."""
+    """`torch.Tensor(array)`, `torch.FloatTensor(array)`: the array's memory, where it is of that dtype."""
     if len(args) != 1 or kwargs or not isinstance(args[0], Array) or args[0].is_scalar:
         raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
-    dtype = torch.get_default_dtype() if fn is torch.Tensor else fn.dtype
-    return world.copied(args[0]).to(dtype)
+    return world.tensor_of(args[0]).to(torch.get_default_dtype() if fn is torch.Tensor else fn.dtype)
 
 
 def _as(tensor: torch.Tensor, kwargs: Kwargs) -> torch.Tensor:
@@ -138,17 +138,10 @@ def _number(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
     return world.number(args[0], f"__{fn.__name__}__")
 
 
-_TENSOR_TYPES: tuple[object, ...] = (
-    torch.Tensor,
-    torch.FloatTensor,
-    torch.DoubleTensor,
-    torch.LongTensor,
-    torch.IntTensor,
-)
 _TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     *((maker, _shared) for maker in numpy_values.MAKERS),
     (torch.tensor, _copied),
-    *((kind, _of_type) for kind in _TENSOR_TYPES),
+    *((kind, _of_type) for kind in TENSOR_TYPES),
     (abs, _ufunc("absolute")),
     (divmod, _ufunc("divmod")),
     (pow, _ufunc("power")),

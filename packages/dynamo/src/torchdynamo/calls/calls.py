@@ -505,7 +505,8 @@ class Calls:
         if not args or not numpy_values.holds(args[0]):
             return MISSING
         arrays, data = self.outside.externals.arrays, scalars.concrete(args[0])
-        if fn in numpy_values.MAKERS and numpy_values.is_array(data) and arrays.is_known(data):
+        shares = fn in numpy_values.MAKERS or fn in torch_calls.TENSOR_TYPES
+        if shares and numpy_values.is_array(data) and arrays.is_known(data):
             self.outside.arrays.forget(data)  # what is written to the tensor, or to the array, changes both
             return self.arrays.handle(fn, args, kwargs)
         if len(args) > 1 or kwargs.keys() - {"dtype", "device", "requires_grad"} or not arrays.is_known(data):

@@ -127,12 +127,10 @@ class Arrays:
         return all(map(self.is_known, (owner, *args, *kwargs.values())))
 
     def tensor(self, make: Callable[[object], torch.Tensor], data: object) -> torch.Tensor:
-        """The tensor that torch makes of numbers and arrays. Eager's may have an array's memory."""
-        if is_array(data) and make in _SHARE:
-            owner = memory_of(data)
-            self.shared[id(owner)] = owner
+        """The tensor that torch makes of numbers and arrays, with memory of its own and an array's strides. Raises what
+        torch raises."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            return make(data.copy() if is_array(data) else data)
+            return make(data)
 
     def is_shared(self, array: numpy.ndarray) -> bool:
         """Whether a tensor of the graph has the array's memory."""
@@ -165,6 +163,5 @@ def holds(data: object) -> bool:
 
 
 # What makes a tensor of numbers without copying an array.
-_SHARE: tuple[object, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
-MAKERS: tuple[object, ...] = _SHARE
+MAKERS: tuple[object, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
 _NUMBER_TYPES = (bool, int, float, complex, *(() if numpy is None else (numpy.generic,)))
