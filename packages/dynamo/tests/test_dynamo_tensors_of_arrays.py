@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 import torchdynamo
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {

@@ -109,7 +109,7 @@ class ArrayWorld:
         return array.tensor.detach()
 
     def copied(self, array: Array) -> torch.Tensor:
-        """`torch.tensor(array)`: the elements in memory of their own, laid out as the array's where that has no gaps."""
+        """`torch.tensor(array)`: the elements in memory of their own, laid out as the array where it has no gaps."""
         if array.flipped:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                 torch.tensor(array.model)  # raises
