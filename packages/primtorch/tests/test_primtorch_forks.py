@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from primtorch import forks
 from primtorch.ledger import LEDGER
-from primtorch.once import once
+from primtorch.once import cached_property, once
 from primtorch.symbolic import ShapeEnv
 from primtorch.withheld import COLLECTOR
 
@@ -101,6 +102,30 @@ def test_what_is_made_once_and_what_is_told_are_not_waited_for() -> None:
     with in_a_thread(LEDGER._lock):
         assert of_child(lambda: slow() == 3 and isinstance(LEDGER.events, (list, tuple)))
     thread.join()
+
+
+def test_what_an_object_keeps_is_not_waited_for() -> None:
+    begun = threading.Event()
+
+    @dataclass(frozen=True)
+    class Kept:
+        number: int
+
+        @cached_property
+        def slow(self) -> list[int]:
+            if not begun.is_set():
+                begun.set()
+                time.sleep(1)
+            return [self.number]
+
+    one = Kept(1)
+    thread = threading.Thread(target=lambda: one.slow)
+    thread.start()
+    begun.wait()
+    assert of_child(lambda: one.slow == [1] and Kept(2).slow == [2])
+    kept = one.slow
+    thread.join()
+    assert one.slow is kept and one.__dict__["slow"] is kept and isinstance(Kept.slow, cached_property)
 
 
 def test_a_switch_that_another_thread_holds_off_is_as_the_program_has_it() -> None:

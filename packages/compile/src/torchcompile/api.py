@@ -255,7 +255,7 @@ def _round_by_round(settings: CompileOptions) -> ReplicaRounds | None:
 
 
 # What a class makes functions of when it is asked for an attribute: compiled, it would be one no longer.
-_DESCRIPTORS = (classmethod, property, functools.partialmethod, functools.cached_property)
+_DESCRIPTORS = (classmethod, property, functools.partialmethod, functools.cached_property)  # noqa: TID251 - the program's
 
 
 def compile_one(target: object, transform: Transform) -> object:

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from primtorch.once import cached_property
+
 _log = logging.getLogger("torchcompile")
 
 SUFFIX = ".program"
@@ -55,7 +57,7 @@ class Store:
         self.cache = Path(cache)
         self.folder = self.cache / "programs"
 
-    @functools.cached_property
+    @cached_property
     def usable(self) -> bool:
         """Whether the folder is there, or can be made, and is the user's own."""
         try:

@@ -24,7 +24,7 @@ class Stats:
     seconds: float = 0.0  # of capture alone
     backend_seconds: float = 0.0
     _seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=forks.lock)
+    _lock: threading.Lock = field(default_factory=forks.lock)  # noqa: TID251 - its type
 
     def add(self, *, graphs: int = 0, found: int = 0, seconds: float = 0.0, backend_seconds: float = 0.0) -> None:
         """Adds graphs and seconds, here and to the parent."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from primtorch.ledger import own_line
+from primtorch.once import cached_property
 from primtorch.prims import PRIMS
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import expr_of, hint_of

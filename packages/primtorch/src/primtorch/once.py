@@ -1,14 +1,36 @@
-"""What a process makes once, whichever of its threads comes first."""
+"""What is made once: by a process, whichever of its threads comes first, and by an object."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from primtorch import forks
 
 T = TypeVar("T")
+
+
+class cached_property(functools.cached_property[T]):
+    """What a method returns, kept by the object. Threads that come while the first one is at it each run the method.
+
+    The one of Python 3.11 lets them wait for a lock of the class: for other objects' values, too, and in a process that
+    was forked meanwhile for ever.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> cached_property[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> cached_property[T] | T:
+        if instance is None:
+            return self
+        assert self.attrname is not None
+        value: T = self.func(instance)
+        return instance.__dict__.setdefault(self.attrname, value)  # type: ignore[no-any-return]
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:

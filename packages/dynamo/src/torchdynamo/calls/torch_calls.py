@@ -109,8 +109,8 @@ PURE_C_MODULES: frozenset[str] = frozenset(
 # Functions of other C modules that depend on their arguments alone: text of paths.
 PURE_C_FUNCTIONS: tuple[object, ...] = (
     os.fspath,
-    threading.Lock,
-    type(threading.RLock()),
+    threading.Lock,  # noqa: TID251 - the program's
+    type(threading.RLock()),  # noqa: TID251 - the program's
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
 
@@ -134,7 +134,7 @@ def pickles_by_value(value: object) -> bool:
 
 
 # Locks of the library's own making, like that of `functools.cached_property` in 3.11: given back where capture ends.
-LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
+LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))  # noqa: TID251 - the program's
 
 # Run text as code, with the variables of the function that calls them.
 FRAME_READERS: tuple[object, ...] = (eval, exec)

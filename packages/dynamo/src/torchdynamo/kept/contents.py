@@ -226,7 +226,7 @@ _HOLDERS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
-    functools.cached_property: ("func",),
+    functools.cached_property: ("func",),  # noqa: TID251 - the program's
     torch._C.ScriptFunction: ("_torchdynamo_inline",),
 }
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)

@@ -381,4 +381,4 @@ _EMPTY = types.CellType()
 _WITH_NAMES = (
     type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Optional),
 )  # fmt: skip
-_HOLDERS = (property, staticmethod, classmethod, functools.cached_property)
+_HOLDERS = (property, staticmethod, classmethod, functools.cached_property)  # noqa: TID251 - the program's

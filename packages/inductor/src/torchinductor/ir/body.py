@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import torch
 
+from primtorch.once import cached_property
 from primtorch.promotion import compute_dtype
 from primtorch.symbolic.expr import IntExpr, Symbol
 from torchinductor.indexing import Ranges, below, simplify, variable

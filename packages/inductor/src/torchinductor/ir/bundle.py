@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
+from primtorch.once import cached_property
 from torchinductor.ir.kernel import Buffer, Kernel
 
 

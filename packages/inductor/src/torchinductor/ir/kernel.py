@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
 
+from primtorch.once import cached_property
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import ONE, ZERO, number, variable

@@ -12,11 +12,11 @@ The factors' elements are computed by prologues (conversions, as a rule) from me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
 
+from primtorch.once import cached_property
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
 from torchinductor.ir.body import Body
