@@ -688,7 +688,7 @@ class CaptureWorld(PlainWorld):
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
             raise BreakGraph("c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
         if package == "torch" and getattr(fn, "__name__", "") != "__repr__":
-            return super().call_leaf(fn, args, kwargs)
+            return self.outside.recorder.all_known(super().call_leaf(fn, args, kwargs), "c_function")
         if isinstance(fn, type) and issubclass(fn, type) and len(args) == 3:
             return self._make_class(fn, *args, kwargs)
         result = self._call_c(fn, args, kwargs)

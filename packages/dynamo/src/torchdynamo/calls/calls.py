@@ -30,7 +30,7 @@ from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import jagged_calls, packed_parameters, tensor_operators, torch_calls
+from torchdynamo.calls import jagged_calls, packed_parameters, tensor_operators, torch_calls, typed_constructors
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
@@ -64,6 +64,7 @@ from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwarg
 from torchdynamo.marks import STAND_INS, Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
+from torchdynamo.outside.loops import OpenRange
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -147,8 +148,10 @@ class Calls:
             return Redirect(fn.function, args, kwargs)
         if kind is functools._lru_cache_wrapper:
             return self.emissions.cached(fn, args, kwargs)
-        if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
-            return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
+        if kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            if hasattr(fn, "_torchdynamo_inline"):
+                return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
+            raise BreakGraph("c_function", f"call of {fn.name}, which TorchScript runs")
         if isinstance(kind.__call__, CompiledCallable):  # an object of a compiled class, or a compiled module
             found = self.outside.classes.get(kind, "__call__")
             if found is not None and isinstance(found[0], CompiledCallable):
@@ -498,12 +501,14 @@ class Calls:
             made_of_symbols = False
         if made_of_symbols and kwargs.keys() <= {"dtype", "device", "requires_grad"}:
             return scalars.tensor(args[0], **kwargs)
+        if len(args) == 1 and type(args[0]) is OpenRange and kwargs.keys() <= {"dtype", "device"}:
+            return typed_constructors.of_range(args[0], **kwargs)
         return self._native(fn, args, kwargs)
 
     def _tensor_of_array(self, fn: Callable[..., torch.Tensor], args: Args, kwargs: Kwargs) -> object:
         """A tensor of NumPy's numbers is a constant of the compiled code, copied at each call."""
         if not args or not numpy_values.holds(args[0]):
-            return MISSING
+            return self._tensor(fn, args, kwargs) if args and type(args[0]) is OpenRange else MISSING
         arrays, data = self.outside.externals.arrays, scalars.concrete(args[0])
         shares = fn in numpy_values.MAKERS or fn in torch_calls.TENSOR_TYPES
         if shares and numpy_values.is_array(data) and arrays.is_known(data):
@@ -520,19 +525,9 @@ class Calls:
         return self.arrays.of_tensor(fn, args, kwargs)
 
     def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
-        """`torch.FloatTensor(2, 3)` and `torch.FloatTensor([1, 2])`, as functions that a graph can hold."""
-        if kwargs or (len(args) == 1 and isinstance(args[0], torch.Tensor)):
-            return MISSING
-        dtype = torch.get_default_dtype() if fn is torch.Tensor else fn.dtype
         if args and numpy_values.holds(args[0]):
             return self._tensor_of_array(fn, args, kwargs)
-        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
-            return torch.tensor(args[0], dtype=dtype, device="cpu")
-        if len(args) == 1 and isinstance(args[0], torch.Size):
-            args = tuple(args[0])
-        if not all(type(size) in (int, torch.SymInt) for size in args):
-            return MISSING
-        return torch.empty(args or (0,), dtype=dtype, device="cpu")
+        return typed_constructors.call(fn, args, kwargs, self._tensor)
 
     def _variable(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`Variable(tensor)`: what is left of it takes the tensor out of its history."""

@@ -233,6 +233,13 @@ class Recorder:
             raise BreakGraph(reason, "a tensor that capture did not see being made")
         return node
 
+    def all_known(self, given: T, reason: str) -> T:
+        """What a call gave, the tensors in it being of the graph; else the graph breaks for `reason`."""
+        for tensor in tensors_in(given):
+            if isinstance(tensor, FakeTensor):
+                self.known_node(tensor, reason)
+        return given
+
     def has_derivative(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the same memory requires a gradient."""
         return any(one.requires_grad and memory_of(one) is memory_of(tensor) for one in self._alive)
