@@ -37,9 +37,11 @@ from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
 from primtorch.layout import written_alike
 from primtorch.out_arguments import land
+from primtorch.schemas import UserFrame
 from primtorch.spec import Size
 from primtorch.symbolic import hint_of
 from primtorch.symbolic.numbers import is_symbolic
+from primtorch.warned import called_at
 
 WORDED = "_worded_by_eager"
 Called: TypeAlias = Callable[..., object]
@@ -118,7 +120,14 @@ class InPlaceCalls(TorchFunctionMode):
     """Raises what eager raises for writes to a tensor that overlaps itself, which C++ functionalization turns into
     arithmetic on its base without an error, and makes sure that out= tensors are written."""
 
-    def __init__(self, inputs: Sequence[object], with_strides: WithStrides, symbolic: bool) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[object],
+        with_strides: WithStrides,
+        symbolic: bool,
+        user_frames: Callable[[], Sequence[UserFrame]],
+    ) -> None:
+        self.user_frames = user_frames
         self.layouts = KeptLayouts(inputs, with_strides)
         self.inputs = {id(value): place for place, value in enumerate(inputs)}  # which live as long as the trace
         self.written_at: dict[int, int] = {}  # by their places: the number of autograd's next node at the last write
@@ -277,7 +286,7 @@ class InPlaceCalls(TorchFunctionMode):
             compute = _out_of_place(func, name, args, kwargs)
             if compute is not None:
                 return _in_place_by_value(compute, func, args, kwargs)
-        return func(*args, **kwargs)
+        return called_at(self.user_frames(), func, args, kwargs)
 
 
 def _is_short_float_of_symbolic_size(t: object) -> bool:

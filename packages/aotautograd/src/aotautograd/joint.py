@@ -142,7 +142,7 @@ def _traced(
         flat, leaves = _wrap_inputs(bound, starts)
         given = _aliased(flat, manner.restrided)
         recorder.follows_history = bool(leaves)
-        calls = InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes))
+        calls = InPlaceCalls(given, recorder.with_strides, bool(recorder.symbol_nodes), lambda: recorder.stack)
         with calls:
             outputs = _run_program(recorder, program, given, calls.present, nested)
         given, outputs = calls.present.of((given, outputs))

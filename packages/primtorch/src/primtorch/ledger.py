@@ -8,7 +8,6 @@ that refuses (`fullgraph=True`) raises in the place of an event, before anything
 from __future__ import annotations
 
 import enum
-import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from primtorch import forks
 from primtorch.schemas import TORCH, UserFrame, calling_frames
+from primtorch.warned import warn_at
 
 
 class Effect(enum.Enum):
@@ -123,13 +123,7 @@ def warn_of(event: Event) -> None:
     if line is None:  # a thread of the compiler's own
         warnings.warn(str(event), stacklevel=2)
     else:
-        warnings.warn_explicit(str(event), UserWarning, line.file, line.line, registry=_warned_in(line.file))
-
-
-@functools.lru_cache(maxsize=256)
-def _warned_in(file: str) -> dict[str | tuple[str, type[Warning], int], int]:
-    """What was warned of in a file, as a module's `__warningregistry__` has it: a filter may ask for each once."""
-    return {}
+        warn_at(str(event), line)
 
 
 class Ledger:

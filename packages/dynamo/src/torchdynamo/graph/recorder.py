@@ -24,6 +24,7 @@ from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
+from primtorch.warned import called_at
 from primtorch.wrappers import Relaid
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
@@ -408,7 +409,7 @@ class Recorder:
             if known is not None:  # in the graph it is a tensor made from its number
                 func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
             run = METHODS_OF_FAKES.get(func) or PROGRAMS_FOR_FAKES.get(func, func)
-            result: Any = run(*args, **kwargs) if known is None else known
+            result: Any = called_at(self.user_frames(), run, args, kwargs) if known is None else known
         except FAKE_ERRORS as error:
             if isinstance(error, primtorch_errors.DataDependent):
                 self.taken.asked(error, as_size=True)
