@@ -209,8 +209,12 @@ def _moves_less_kept(node: fx.Node, places: int, leaves: Sequence[fx.Node], behi
     """Whether to write a value and to read it in each place moves less than to compute it there from leaves."""
     if places < 2 or not (node.op == "call_function" and is_tensor(node) and is_cheap(node)) or viewed(node):
         return False
-    sources = sum(nbytes(leaf) for bit, leaf in enumerate(leaves) if behind >> bit & 1)
-    return (places + 1) * nbytes(node) < places * sources
+    kept, again = (places + 1) * nbytes(node), 0
+    while behind and again <= kept:
+        lowest = behind & -behind
+        again += places * nbytes(leaves[lowest.bit_length() - 1])
+        behind ^= lowest
+    return kept < again
 
 
 def _places(joint: JointGraph, kept: Set[fx.Node]) -> dict[fx.Node, int]:

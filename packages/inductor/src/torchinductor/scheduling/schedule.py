@@ -226,12 +226,19 @@ class _Fusion:
             group.reads |= reads
             group.writes |= writes
             group.before |= rest
-            group.ancestors |= self._all(rest)
-            for other in self.groups:
-                if other.ancestors >> number & 1:
-                    other.ancestors |= group.ancestors
+            self._put_behind(group, self._all(rest))
             return group
         return None
+
+    def _put_behind(self, group: Group, ancestors: int) -> None:
+        """A group runs behind others, and with it whatever runs behind it."""
+        if not ancestors & ~group.ancestors:
+            return
+        group.ancestors |= ancestors
+        this = 1 << group.number
+        for other in self.groups:
+            if other.ancestors & this:
+                other.ancestors |= group.ancestors
 
     def _first_waiting(self, group: Group) -> int:
         """The first group behind this one that reads what it writes."""
