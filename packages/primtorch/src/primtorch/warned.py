@@ -32,7 +32,7 @@ def called_at(
 def _caller(file: str, line: int) -> Callable[..., Any]:
     """`_call` as a function of that line: C code looks for the file, the line and what was said there in its frame."""
     code = _call.__code__.replace(co_filename=file, co_firstlineno=line - 1)  # its body is on the next line
-    names = {"__builtins__": builtins, "__name__": _module_of(file), "__warningregistry__": _warned_in(file)}
+    names = {"__builtins__": builtins, "__name__": _MODULES.of(file), "__warningregistry__": _warned_in(file)}
     return types.FunctionType(code, names)
 
 
@@ -40,10 +40,23 @@ def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return function(*args, **kwargs)
 
 
-def _module_of(file: str) -> str:
-    """The module that filters know a file by."""
-    names = (name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file)
-    return next(names, file)
+class _Modules:
+    """Names of modules by their files, looked up anew where there are more of them than there were."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._names: dict[str, str] = {}
+
+    def of(self, file: str) -> str:
+        """The module that filters know a file by; the file, where there is none."""
+        if file not in self._names and self._count != len(sys.modules):
+            loaded = dict(sys.modules)
+            self._count = len(loaded)
+            self._names = {str(getattr(m, "__dict__", {}).get("__file__")): name for name, m in loaded.items()}
+        return self._names.get(file, file)
+
+
+_MODULES = _Modules()
 
 
 @functools.lru_cache(maxsize=256)
