@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "placement",
             "samples",
         ),
-        ("arguments", "out_arguments"),
+        ("arguments", "out_arguments", "warned"),
         ("errors", "ledger", "promotion", "families", "wrappers"),
         ("higher_order", "records"),
         ("body_transforms",),
