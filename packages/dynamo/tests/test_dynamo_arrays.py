@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -474,3 +475,31 @@ def test_random_programs(repeat: int) -> None:
             lambda size=size: (spread(size).astype(dtype), torch.from_numpy(spread(size))),
         )  # fmt: skip
     assert not [event for event in torchdynamo.stats().fallbacks if event.kind.id == "internal_error"]
+
+
+# -- Python's own ways over rows ---------------------------------------------------------------
+
+OVER_ROWS: dict[str, Program] = {
+    "for": lambda a, x: [x * torch.tensor(s) for s in a],
+    "zip": lambda a, x: [x * torch.tensor(s) + k for s, k in zip(a, (1, 2, 3), strict=False)],
+    "enumerate": lambda a, x: [x * torch.tensor(s) + k for k, s in enumerate(a)],
+    "map": lambda a, x: list(map(lambda s: x * torch.tensor(s), a)),
+    "reversed": lambda a, x: [x * torch.tensor(s) for s in reversed(a)],
+    "unpacked": lambda a, x: (lambda first, *rest: x * torch.tensor(first + rest[-1]))(*a),
+    "sum": lambda a, x: x * torch.tensor(sum(a)),
+    "product": lambda a, x: [x * torch.tensor(s) + k for s, k in itertools.product(a, (1, 2))],
+    "product of two": lambda a, x: [x * torch.tensor(s * t) for s, t in itertools.product(a, a)],
+    "chain": lambda a, x: [x * torch.tensor(s) for s in itertools.chain(a, [a[0]])],
+    "islice": lambda a, x: [x * torch.tensor(s) for s in itertools.islice(a, 1, None)],
+    "accumulate": lambda a, x: [x * torch.tensor(s) for s in itertools.accumulate(a)],
+    "pairwise": lambda a, x: [x * torch.tensor(s * t) for s, t in itertools.pairwise(a)],
+    "combinations": lambda a, x: [x * torch.tensor(s - t) for s, t in itertools.combinations(a, 2)],
+    "zip_longest": lambda a, x: [x * torch.tensor(s) for s, _ in itertools.zip_longest(a, a[:1], fillvalue=0)],
+    "starmap": lambda a, x: list(itertools.starmap(lambda s, t: x * torch.tensor(s * t), zip(a, a, strict=True))),
+}
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (2, 1, 2)])
+@pytest.mark.parametrize("way", OVER_ROWS)
+def test_ways_over_rows(way: str, shape: tuple[int, ...]) -> None:
+    check(OVER_ROWS[way], lambda: (doubles(*shape), torch.ones(shape[1:], dtype=torch.float64)))

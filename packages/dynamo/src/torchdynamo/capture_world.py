@@ -24,7 +24,8 @@ from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import tensor_operators, torch_calls
 from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps, only_puts
-from torchdynamo.calls.calls import Calls, Redirect
+from torchdynamo.calls.calls import Calls
+from torchdynamo.calls.redirect import Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.jagged import stands_for_one
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ except ImportError:  # torch does without
 
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.arrays.world import ArrayWorld, name_of
+from torchdynamo.calls.redirect import Redirect
 from torchdynamo.calls.torch_calls import TENSOR_TYPES
 from torchdynamo.graph import numpy_values, torch_functions
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs
@@ -126,6 +129,14 @@ def _rows(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
     return fn(list(world.iterate(args[0]))) if not kwargs and isinstance(args[0], Array) else MISSING
 
 
+def _over_rows(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+    """A function of `itertools`, over the rows of an array."""
+    if not any(isinstance(arg, Array) and not arg.is_scalar for arg in args):
+        return MISSING
+    rows = (list(world.iterate(arg)) if isinstance(arg, Array) and not arg.is_scalar else arg for arg in args)
+    return Redirect(fn, tuple(rows), kwargs)
+
+
 def _refused(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
     """A question about elements: it raises, or breaks."""
     return fn(*args) if len(args) == 1 and not kwargs and isinstance(args[0], Array) else MISSING
@@ -138,6 +149,13 @@ def _number(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
     return world.number(args[0], f"__{fn.__name__}__")
 
 
+_ITERTOOLS: tuple[object, ...] = (
+    itertools.accumulate, itertools.chain,
+    itertools.combinations, itertools.combinations_with_replacement, itertools.cycle, itertools.dropwhile,
+    itertools.filterfalse, itertools.groupby, itertools.islice, itertools.pairwise, itertools.permutations,
+    itertools.product, itertools.takewhile, itertools.zip_longest,
+    *((itertools.batched,) if sys.version_info >= (3, 12) else ()),
+)  # fmt: skip
 _TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     *((maker, _shared) for maker in numpy_values.MAKERS),
     (torch.tensor, _copied),
@@ -149,6 +167,7 @@ _TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     (list, _rows),
     (tuple, _rows),
     *((kind, _number) for kind in (int, float)),
+    *((function, _over_rows) for function in _ITERTOOLS),
     *((kind, _refused) for kind in (bool, complex, hash, str, repr)),
 )
 _RULES: dict[int, Callable[..., object]] = {id(function): rule for function, rule in _TABLE}

@@ -17,7 +17,6 @@ import pickle
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +48,7 @@ from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.process_groups import ProcessGroups
 from torchdynamo.calls.random_state import RandomState
+from torchdynamo.calls.redirect import Redirect
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.calls.works import Works
 from torchdynamo.calls.written_collectives import inlined, write_collective, writes
@@ -69,15 +69,6 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import own_dict
-
-
-@dataclass(frozen=True, slots=True)
-class Redirect:
-    """Call this instead."""
-
-    function: object
-    args: Args
-    kwargs: Kwargs
 
 
 class CallingWorld(World, Protocol):
