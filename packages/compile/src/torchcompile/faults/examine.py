@@ -7,19 +7,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 
 from primtorch import forks
 from primtorch.ledger import Event, Ledger
-from torchcompile.errors import WrongResult
+from torchcompile.errors import CompilerDied, WrongResult
 from torchcompile.events import NOT_VERIFIED
+from torchcompile.faults.children import possible
 from torchcompile.faults.find import Reproducer, locate, minify
 from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
 from torchcompile.faults.stages import observe
 from torchcompile.faults.standalone import outline
+
+
+# What a process that is watched does: the program's own code, a call in eager, its capture, what was compiled of it.
+Next: TypeAlias = Literal["program", "eager", "capture", "compiled"]
 
 
 @dataclass(eq=False)
@@ -32,6 +38,7 @@ class Watch:
         found: graphs that are wrong or fail.
         calls: of whole calls, the faults of capture and guards.
         left_out: what could not be held to eager.
+        at: is told what will be done next, in case that the process dies of it: see `Next`.
     """
 
     folder: Path
@@ -40,6 +47,7 @@ class Watch:
     found: list[Reproducer] = field(default_factory=list)
     calls: list[Fault] = field(default_factory=list)
     left_out: tuple[Event, ...] = ()
+    at: Callable[[Next], None] = lambda what: None
 
 
 class _Watching:
@@ -80,6 +88,18 @@ class Examiner:
     def active(self) -> bool:
         """Whether graphs are held to eager, or failures written as reproducers."""
         return self.verify or self.folder is not None
+
+    def tried(self, program: Program, title: str) -> CompilerDied | None:
+        """Compiles and runs a graph in a child, before this process does: what ends that would have ended this."""
+        if not possible():
+            return None
+        stages = self.makers.up_to
+        finding = observe(program, stages, list(stages)[-1:])
+        if finding is None or not finding.ends:
+            return None
+        finding = observe(program, stages) or finding
+        told = str(locate(program, self.makers, finding)) if self.folder is None else str(finding)
+        return CompilerDied(f"{title}: {told}")
 
     def hold(self, program: Program, run: Run, title: str) -> None:
         """Holds a compiled graph to eager.
