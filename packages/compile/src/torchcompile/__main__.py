@@ -110,7 +110,7 @@ def _minify(console: Console, given: argparse.Namespace) -> int:
             console.print(text, markup=False, highlight=False)
         if found.ended:
             console.print(f"the script itself ended with {found.ended}", markup=False, highlight=False)
-        return 0
+        return int(found.died)
     console.print(str(found.fault), markup=False, highlight=False)
     where = found.path or "no file can: it, or the back end, is made of objects of the program's own"
     console.print(f"{found.lines} lines left: {where}", markup=False, highlight=False)

@@ -128,7 +128,7 @@ def in_child(
             child = os.fork()
         if child == 0:
             os.close(reader)
-            _run(call, Teller(writer), folder, seconds, quiet, alone)
+            _run(call, Teller(writer), folder, quiet, alone)
         os.close(writer)
         writer = -1
         heard = _Heard(reader, progress)
@@ -238,13 +238,11 @@ def _frame_in(trace: Path) -> UserFrame | None:
     return None
 
 
-def _run(
-    call: Callable[[Teller], Json], tell: Teller, folder: str, seconds: float | None, quiet: bool, alone: bool
-) -> None:
+def _run(call: Callable[[Teller], Json], tell: Teller, folder: str, quiet: bool, alone: bool) -> None:
     """The child's life. It never returns, and does nothing that the parent would do when it ends."""
     status = 1
     try:
-        _settle(folder, seconds, quiet, alone)
+        _settle(folder, quiet, alone)
         try:
             tell._send("result", call(tell))
         except BaseException as error:
@@ -257,20 +255,18 @@ def _run(
         os._exit(status)
 
 
-def _settle(folder: str, seconds: float | None, quiet: bool, alone: bool) -> None:
-    os.setpgid(0, 0)  # whoever kills it kills the compilers that it started
+def _settle(folder: str, quiet: bool, alone: bool) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)  # it outlives nobody
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    for number in (signal.SIGALRM, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(os.open(os.path.join(folder, "trace"), os.O_WRONLY | os.O_CREAT, 0o600), all_threads=False)
-    if quiet:
+    if quiet:  # else it is the terminal's, for a script that reads of it
+        os.setpgid(0, 0)  # whoever kills it kills the compilers that it started
         gc.disable()  # what is garbage is the parent's to finalize
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in (1, 2):
+        for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if not alone:
