@@ -397,8 +397,10 @@ def row(fault: Planted) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         by_verify = (
-            "an error, no difference" if fault.raises
-            else "dies" if fault.dies and fault.stage == "capture"
+            "an error, no difference"
+            if fault.raises
+            else "dies"
+            if fault.dies and fault.stage == "capture"
             else ("yes" if is_named(fault, verified(fault, folder)) else "NO")
         )
         found = minified(fault, folder)

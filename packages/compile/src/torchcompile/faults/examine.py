@@ -12,15 +12,15 @@ from typing import Literal, TypeAlias
 import torch
 
 from primtorch import forks
-from primtorch.ledger import Event, Ledger
+from primtorch.ledger import Event, Ledger, warn_of
 from torchcompile.errors import CompilerDied, WrongResult
 from torchcompile.events import NOT_VERIFIED
-from torchcompile.faults.children import possible
+from torchcompile.faults.children import Death, possible
 from torchcompile.faults.find import Reproducer, locate, minify
 from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
-from torchcompile.faults.stages import observe
+from torchcompile.faults.stages import look_at, observe
 from torchcompile.faults.standalone import outline
 
 
@@ -94,7 +94,10 @@ class Examiner:
         if not possible():
             return None
         stages = self.makers.up_to
-        finding = observe(program, stages, list(stages)[-1:])
+        finding = look_at(program, stages, list(stages)[-1:])
+        if isinstance(finding, Death):
+            self._tell_death(program, title, finding)
+            return None
         if finding is None or not finding.ends:
             return None
         finding = observe(program, stages) or finding
@@ -132,9 +135,17 @@ class Examiner:
             return None
         return observe(program, self.makers.up_to) or Finding(list(self.makers.up_to)[-1], "wrong", difference)
 
-    def _tell(self, program: Program, title: str, why: str) -> None:
+    def _tell_death(self, program: Program, title: str, death: Death) -> None:
+        """Says that the program will end by itself, before it does."""
+        if WATCHING.watch is not None:
+            WATCHING.watch.at("eager")
+        warn_of(self._tell(program, title, f"eager's own run of it {death.kind}: {death.what}"))
+
+    def _tell(self, program: Program, title: str, why: str) -> Event:
         stacks = (node.meta.get("stack") for node in program.calls)
-        self.ledger.add(Event(NOT_VERIFIED, title, why, next(filter(None, stacks), ())))
+        event = Event(NOT_VERIFIED, title, why, next(filter(None, stacks), ()))
+        self.ledger.add(event)
+        return event
 
     def at_failure(self, program: Program) -> Callable[[], str]:
         """What to call when a stage has raised an error, now or in a later backward: it gives what to add to the

@@ -91,7 +91,9 @@ def _dead(death: Death, path: Path) -> Minified:
         return Minified(None, ended=f"{how} in {_OWN_CODE[at]}{where}: it is no fault of torchcompile's", died=True)
     stage: Stage = "capture" if at == "capture" else "kernels"
     what = f"{death.what}, and not in a process of its own, on one thread"
-    return Minified(Fault(Finding(stage, death.kind, what), "", frame=death.frame), None, len(lines_of(path.read_text())))
+    return Minified(
+        Fault(Finding(stage, death.kind, what), "", frame=death.frame), None, len(lines_of(path.read_text()))
+    )
 
 
 def _minified(path: Path, arguments: Sequence[str], watch: Watch) -> Minified:

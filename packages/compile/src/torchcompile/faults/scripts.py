@@ -305,5 +305,9 @@ def write_script(folder: Path, text: str, fault: Fault) -> Path:
     operator = "".join(c if c.isalnum() else "_" for c in fault.operator) or "program"
     path = folder / f"minified_{fault.stage}_{operator[:40]}.py"
     told = "\n".join(f"    {line}" for line in str(fault).replace("\\", "\\\\").splitlines())
-    path.write_text(_FILE.format(told=told, shown=fault.finding.kind if fault.finding.ends else "raises", torch=torch.__version__, text=text))
+    path.write_text(
+        _FILE.format(
+            told=told, shown=fault.finding.kind if fault.finding.ends else "raises", torch=torch.__version__, text=text
+        )
+    )
     return path

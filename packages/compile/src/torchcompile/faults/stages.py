@@ -27,6 +27,14 @@ def observe(
     Args:
         seconds: that a stage may take; None: `SILENCE`.
     """
+    found = look_at(program, compilers, stages, seconds)
+    return None if isinstance(found, Death) else found
+
+
+def look_at(
+    program: Program, compilers: Mapping[Stage, Compile], stages: Sequence[Stage], seconds: float | None = None
+) -> Finding | Death | None:
+    """See `observe`; how eager dies, where it does."""
     if not possible():
         return _observe(program, compilers, stages, lambda stage: None)
 
@@ -37,7 +45,7 @@ def observe(
     found = in_child(look, SILENCE if seconds is None else seconds)
     if isinstance(found, Death):
         stage = next((stage for stage in stages if stage == found.at), None)
-        return None if stage is None else Finding(stage, found.kind, found.what)
+        return found if stage is None else Finding(stage, found.kind, found.what)
     return None if found is None else Finding(*found)
 
 

@@ -131,7 +131,9 @@ def source(found: Standalone, fault: Fault, blocks: list[str], by: Named) -> str
         call = _WITH_GRADIENTS
     call = textwrap.indent(call, "        " if within else "    ")
     backend = f"backend={by.expression}, " if by.expression else ""
-    flaw = f"that torchcompile {fault.finding.kind} at" if ends else "that torchcompile computes otherwise than eager does"
+    flaw = (
+        f"that torchcompile {fault.finding.kind} at" if ends else "that torchcompile computes otherwise than eager does"
+    )
     shown = f"it {fault.finding.kind}" if ends else "it raises"
     return f'''"""A program {flaw}.
 
