@@ -262,7 +262,8 @@ def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | N
         def alone(*args: object, _call: _Call = call) -> object:
             return _call.function(*args, **_call.kwargs)
 
-        if _refusal(lambda: capture(lambda gm, inputs: gm.forward, alone)(*call.args), finding) == finding.kind:
+        captured = functools.partial(capture(lambda gm, inputs: gm.forward, alone), *call.args)
+        if _refusal(captured, finding) == finding.kind:
             line = linecache.getline(call.frame.file, call.frame.line).strip() if call.frame is not None else ""
             return Fault(finding, name, (), f"{name}: {line}", call.frame)
     return None

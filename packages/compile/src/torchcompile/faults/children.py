@@ -1,9 +1,9 @@
 """Work that may kill or stop the process, done in a forked one: what it gives, how it died, or that it does not end.
 
 A child is forked, not spawned: a reduction asks hundreds of times, and what it asks about (graphs, back ends that are
-closures, whatever was changed in this process) is in memory alone. Nothing of threads is forked with it, so that a child
-of a process with several runs on one: a pool of OpenMP would be waited for for ever. Where even this does not do (a
-device, a group of processes), `possible` says so. All that comes back is lines of JSON.
+closures, whatever was changed in this process) is in memory alone. No other thread is forked with it: a pool of OpenMP
+would be waited for without end, so that a child of a process that has several threads computes on one. Where even this
+does not do (a device, a group of processes), `possible` says so. All that comes back is lines of JSON.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def in_child(
         ChildFailed: it raised an error there.
     """
     alone = _is_alone()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            stream.flush()
     folder = tempfile.mkdtemp(prefix="torchcompile-child-")  # all that it makes for a while is in it
     reader, writer = os.pipe()
     child = 0
@@ -269,13 +270,15 @@ def _settle(folder: str, quiet: bool, alone: bool) -> None:
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    else:  # what stands in their place may wait for a thread of the parent's
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     if not alone:
         _one_thread()
 
 
 def _one_thread() -> None:
-    """Whatever runs in parallel runs on this thread: each OpenMP that is loaded has its own number, and one that will be
-    reads it of the environment."""
+    """Whatever runs in parallel runs on this thread. Each OpenMP that is loaded has its own number of threads; one that
+    is loaded later reads it of the environment."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     with contextlib.suppress(OSError):

@@ -23,7 +23,6 @@ from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
 from torchcompile.faults.stages import look_at, observe
 from torchcompile.faults.standalone import outline
 
-
 # What a process that is watched does: the program's own code, a call in eager, its capture, what was compiled of it.
 Next: TypeAlias = Literal["program", "eager", "capture", "compiled"]
 

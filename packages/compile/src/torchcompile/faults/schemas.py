@@ -93,7 +93,7 @@ class Finding:
     """What is wrong with a program, and in which stage.
 
     Attributes:
-        kind: "wrong" for a result, how a process ended of it ("crashes", "hangs", "exits"), else the type of the exception.
+        kind: "wrong" for a result, how a process ended of it ("crashes", "hangs", "exits"), else the exception's type.
         what: the difference, the signal, or the exception's message.
     """
 
