@@ -226,7 +226,7 @@ def _wrong_stride(patch: pytest.MonkeyPatch) -> None:
 
 def _wrong_fusion(patch: pytest.MonkeyPatch) -> None:
     """Of kernels in which an exponential and a quotient are fused, the quotient is inverted."""
-    _text((r"\((t\d+) / (t\d+)\)", r"(\2 / \1)"), where="expf(")(patch)
+    _text((r"\((t\d+) / (t\d+)\)", r"(\2 / \1)"), where="exp(")(patch)
 
 
 def _no_guard(kind: GuardKind, part: str) -> Plant:

@@ -135,14 +135,14 @@ class SourceReduction:
         return found if self.fault.finding.is_like(found.finding) else None
 
     def _first_fault(self, path: Path) -> Fault | None:
-        """Of a script's calls; None also for one that does not end, or that ends the process that it runs in."""
+        """Of a script's calls; None also for one that does not end."""
         watch = Watch(Path(), lambda text: None, backend="eager")
 
         def run(tell: Teller) -> list[object] | None:
             run_script(path, [*self.arguments], watch)
             return watch.calls[0].row() if watch.calls else None
 
-        if possible():
+        if self.fault.finding.ends and possible():  # a fork for each of hundreds is for deaths alone
             found = in_child(run, _MOST_SECONDS)
             return None if found is None or isinstance(found, Death) else Fault.of(found)
         try:
