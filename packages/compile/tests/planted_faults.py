@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import runpy
+import signal
 import sys
 import tempfile
 import textwrap
@@ -28,6 +29,7 @@ from torch import fx
 
 import torchcompile
 import torchdynamo.convert
+from torchcompile.faults.children import Death, in_child
 from torchcompile.faults.minify import Minified, minify_script
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.outside.guard_set import GuardSet
@@ -85,6 +87,7 @@ class Planted:
     operator: str
     plant: Plant
     raises: bool = False
+    dies: str = ""  # by this signal
 
 
 def _rule(overload: Any, wrong: Callable[..., Any]) -> Plant:
@@ -116,6 +119,13 @@ def _half(overload: Any) -> Plant:
 
 def _raise(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("planted")
+
+
+def _dies(number: signal.Signals) -> Callable[..., Any]:
+    def die(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), number)
+
+    return die
 
 
 def _joint(edit: Callable[[fx.Graph, fx.Node], None], overload: Any) -> Plant:
@@ -154,6 +164,10 @@ def _no_gradient(graph: fx.Graph, node: fx.Node) -> None:
         other = graph.call_function(aten.sub.Tensor, (node, node))
     other.meta = dict(node.meta)
     node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
+
+
+def _aborted(graph: fx.Graph, node: fx.Node) -> None:
+    os.abort()
 
 
 def _becomes(other: Any) -> Callable[[fx.Graph, fx.Node], None]:
@@ -212,7 +226,7 @@ def _wrong_stride(patch: pytest.MonkeyPatch) -> None:
 
 def _wrong_fusion(patch: pytest.MonkeyPatch) -> None:
     """Of kernels in which an exponential and a quotient are fused, the quotient is inverted."""
-    _text((r"\((t\d+) / (t\d+)\)", r"(\2 / \1)"), where="expf(")(patch)
+    _text((r"\((t\d+) / (t\d+)\)", r"(\2 / \1)"), where="exp(")(patch)
 
 
 def _no_guard(kind: GuardKind, part: str) -> Plant:
@@ -267,6 +281,20 @@ def _capture_raises(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recorder, "record", wrong)
 
 
+def _capture_dies(patch: pytest.MonkeyPatch) -> None:
+    record = Recorder.record
+
+    def wrong(self: Any, func: Any, *args: Any) -> Any:
+        if func is torch.softmax:
+            os.kill(os.getpid(), signal.SIGBUS)
+        return record(self, func, *args)
+
+    patch.setattr(Recorder, "record", wrong)
+
+
+_NULL = r"(*(volatile float*)0 = 1.0f)*("
+_TRAP = r"(__builtin_trap(), 1.0f)*("
+
 FAULTS = (
     Planted("rule of gelu forgets a factor", "prims", "gelu", _half(aten.gelu.default)),
     Planted("rule of softmax forgets a factor", "prims", "softmax", _half(aten._softmax.default)),
@@ -290,6 +318,12 @@ FAULTS = (
     Planted("capture: a stale global", "capture", "mul", _captured(_stale_global, "mul")),
     Planted("capture: sigmoid becomes tanh", "capture", "tanh", _captured(_to_tanh, "sigmoid")),
     Planted("capture: raises at softmax", "capture", "softmax", _capture_raises, raises=True),
+    Planted("kernels: erf's writes to null", "kernels", "gelu", _text((r"\berff\(", _NULL)), dies="SIGSEGV"),
+    Planted("kernels: tanh's is a trap", "kernels", "tanh", _text((r"\btanhf\(", _TRAP)), dies="SIGILL"),
+    Planted("rule of softmax aborts", "prims", "softmax", _rule(aten._softmax.default, _dies(signal.SIGABRT)), dies="SIGABRT"),
+    Planted("rule of sigmoid's gradient divides by zero", "prims", "sigmoid", _rule(aten.sigmoid_backward.default, _dies(signal.SIGFPE)), dies="SIGFPE"),
+    Planted("joint: the trace aborts at tanh's gradient", "joint", "tanh", _joint(_aborted, aten.tanh_backward.default), dies="SIGABRT"),
+    Planted("capture: dies at softmax", "capture", "softmax", _capture_dies, dies="SIGBUS"),
 )  # fmt: skip
 
 
@@ -335,13 +369,26 @@ def shown_by(path: Path) -> str:
 
 
 def verified(fault: Planted, folder: Path) -> str:
-    """What `verify` says of the script under the fault."""
+    """What `verify` says of the script under the fault: the error's text, or the warning's where a graph runs eagerly."""
     script = folder / "block.py"
     script.write_text(SCRIPT)
-    with planted(fault), pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with planted(fault), pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         patch.setenv("TORCHCOMPILE_VERIFY", "1")
-        return shown_by(script)
+        raised = shown_by(script)
+    return raised or "\n".join(str(warning.message) for warning in warned if "crashes" in str(warning.message))
+
+
+def death_by(path: Path) -> str:
+    """The signal that a file of `minify` dies of."""
+    found = in_child(lambda tell: shown_by(path), 60.0)
+    return found.what if isinstance(found, Death) else ""
+
+
+def _says_again(fault: Planted, path: Path) -> bool:
+    """Whether a file of `minify` shows the fault."""
+    with planted(fault):
+        return death_by(path) == fault.dies if fault.dies else bool(shown_by(path))
 
 
 def row(fault: Planted) -> tuple[bool, str]:
@@ -350,15 +397,18 @@ def row(fault: Planted) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         by_verify = (
-            "an error, no difference" if fault.raises else ("yes" if is_named(fault, verified(fault, folder)) else "NO")
+            "an error, no difference"
+            if fault.raises
+            else "dies"
+            if fault.dies and fault.stage == "capture"
+            else ("yes" if is_named(fault, verified(fault, folder)) else "NO")
         )
         found = minified(fault, folder)
         told = str(found.fault)
         named = is_named(fault, told)
         again = "no file"
         if found.path is not None:
-            with planted(fault):
-                again = "yes" if shown_by(found.path) else "NO"
+            again = "yes" if _says_again(fault, found.path) else "NO"
     well = named and found.lines <= 10 and by_verify != "NO" and again == "yes"
     operator = found.fault.operator if found.fault is not None else ""
     below = ", ".join(found.fault.below) if found.fault is not None else ""

@@ -163,11 +163,11 @@ torch.set_default_dtype(torch.float64)
 """
 
 
-def test_a_script_without_a_fault_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_without_a_fault_leaves_nothing_behind(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "right.py").write_text(RIGHT)
     before = torch.get_rng_state(), sys.argv, list(sys.path), sys.modules["__main__"], torch.get_default_dtype()
     assert main(["minify", "--folder", str(tmp_path), str(tmp_path / "right.py"), "--steps", "3"]) == 0
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert "['--steps', '3']" in shown and "2 calls and graphs could not be held to eager: it draws random" in shown
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (sys.argv, sys.path, sys.modules["__main__"], torch.get_default_dtype()) == before[1:]

@@ -10,6 +10,7 @@ from torchcompile.errors import (
     ArtifactError,
     ArtifactMismatch,
     CompileError,
+    CompilerDied,
     InvalidArgument,
     NotCompilable,
     WrongResult,
@@ -39,8 +40,8 @@ from torchdynamo.marks import cudagraph_mark_step_begin
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArtifactError", "ArtifactMismatch", "Capability", "CompileError", "CompileOptions", "Dim", "Exported",
-    "InvalidArgument", "NotCompilable", "Profile", "Report", "WrongResult", "allow_in_graph",
+    "ArtifactError", "ArtifactMismatch", "Capability", "CompileError", "CompileOptions", "CompilerDied", "Dim",
+    "Exported", "InvalidArgument", "NotCompilable", "Profile", "Report", "WrongResult", "allow_in_graph",
     "assume_constant_result", "compile", "compile_in_place", "cudagraph_mark_step_begin", "disable",
     "disallow_in_graph", "error_on_graph_break", "explain", "export", "graph_break", "is_compiling", "list_backends",
     "load", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "profile", "register_backend",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from primtorch.ledger import total
 from torchcompile.errors import CompileError, InvalidArgument
@@ -96,10 +99,15 @@ def _verify(console: Console) -> int:
 def _minify(console: Console, given: argparse.Namespace) -> int:
     if not given.script.is_file():
         raise InvalidArgument(f"{given.script} is no file: minify takes a Python script, and its arguments behind it")
-    with console.status("") as status:
+    # It has no thread, and leaves the streams to the script: the process is forked beneath it.
+    line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with line if console.is_terminal else contextlib.nullcontext():
 
         def progress(text: str) -> None:
-            status.update(text) if console.is_terminal else console.print(text, markup=False, highlight=False)
+            if console.is_terminal:
+                line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            else:
+                console.print(text, markup=False, highlight=False)
 
         found = minify_script(given.script, given.arguments, given.folder, progress)
     if found.fault is None:
@@ -110,7 +118,7 @@ def _minify(console: Console, given: argparse.Namespace) -> int:
             console.print(text, markup=False, highlight=False)
         if found.ended:
             console.print(f"the script itself ended with {found.ended}", markup=False, highlight=False)
-        return 0
+        return int(found.died)
     console.print(str(found.fault), markup=False, highlight=False)
     where = found.path or "no file can: it, or the back end, is made of objects of the program's own"
     console.print(f"{found.lines} lines left: {where}", markup=False, highlight=False)

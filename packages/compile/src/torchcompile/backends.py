@@ -30,7 +30,7 @@ from primtorch.ledger import Kind as EventKind
 from primtorch.withheld import COLLECTOR
 from torchcompile.capability import Capability
 from torchcompile.dumps import Dump, DumpFolder
-from torchcompile.errors import ArtifactMismatch, InvalidArgument, unknown
+from torchcompile.errors import ArtifactMismatch, CompilerDied, InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.faults.examine import WATCHING, Examiner
 from torchcompile.faults.makers import StageSettings, makers, makers_of
@@ -197,8 +197,13 @@ def or_as_captured(job: Job, compile: Callable[[], Runner], also: tuple[type[Exc
         raise
     except Exception as error:
         pass_on_interrupt(error)
-        job.toolchain.not_compiled(job.title, error)
-        return agreed(job.gm.forward, job.gm)
+        return as_captured(job, error)
+
+
+def as_captured(job: Job, error: Exception) -> Runner:
+    """A graph that is not compiled, for this reason. Raises what `Toolchain.not_compiled` does."""
+    job.toolchain.not_compiled(job.title, error)
+    return agreed(job.gm.forward, job.gm)
 
 
 def through_autograd(
@@ -245,10 +250,13 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     title, dump = toolchain.start(gm)
     partitioner = partitioner_of(toolchain.options)
-    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, _examiner(toolchain, None))
+    tried, to_eager = _examined(toolchain, gm, example_inputs, lambda: title, _examiner(toolchain, None))
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         job = Job(toolchain, gm, stages, title, dump)
+        died = tried()
+        if died is not None:
+            return as_captured(job, died)
         return or_as_captured(job, lambda: through_autograd(job, inputs, lambda kind: run_agreed, partitioner, None))
 
     return to_eager(for_replicas(toolchain, lambda: title, example_inputs, compile))
@@ -299,13 +307,15 @@ def compiled_once(
     """What `compile_graph` makes of a captured graph, or made of an equal one; held to eager where that is asked."""
     key, ordered = signature(gm), torch.are_deterministic_algorithms_enabled()
     start = functools.cache(functools.partial(toolchain.start, gm))
-    to_eager = _examined(toolchain, gm, example_inputs, lambda: start()[0], _examiner(toolchain, compile_graph))
+    examiner = _examiner(toolchain, compile_graph)
+    tried, to_eager = _examined(toolchain, gm, example_inputs, lambda: start()[0], examiner)
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
         if runner is None:
-            asked = facts(gm)
-            runner = compile_graph(Job(toolchain, gm, stages, *start(), key), inputs)
+            asked, job = facts(gm), Job(toolchain, gm, stages, *start(), key)
+            died = tried()
+            runner = compile_graph(job, inputs) if died is None else as_captured(job, died)
             if toolchain.options.never_slower and len(stages) < 2 and runner != gm.forward:
                 runner = _timed(toolchain, gm, runner, start()[0])
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
@@ -321,11 +331,11 @@ def _examined(
     inputs: Inputs,
     title: Callable[[], str],
     examiner: Examiner,
-) -> Callable[[Runner], Runner]:
-    """Keeps a captured graph as it is before anybody works on it, where it is to be examined. What this gives takes the
-    compiled graph, and holds it to eager."""
+) -> tuple[Callable[[], CompilerDied | None], Callable[[Runner], Runner]]:
+    """Keeps a captured graph as it is before anybody works on it, where it is to be examined. What this gives says why
+    it must not be compiled in this process, if so; and takes the compiled graph, and holds it to eager."""
     if not examiner.active:
-        return lambda runner: runner
+        return lambda: None, lambda runner: runner
     program = Program.of(plain_graph(gm, with_facts=True), inputs)
     toolchain.at_failure[title()] = examiner.at_failure(program)
 
@@ -333,7 +343,7 @@ def _examined(
         examiner.hold(program, runner, title())
         return runner
 
-    return to_eager
+    return lambda: examiner.tried(program, title()), to_eager
 
 
 def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
@@ -625,8 +635,11 @@ def _counted(
     """
     title, _ = toolchain.start(gm)
     examiner = Examiner(makers_of(backend, name), toolchain.options.verify, toolchain.folder, toolchain.ledger)
-    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, examiner)
+    tried, to_eager = _examined(toolchain, gm, example_inputs, lambda: title, examiner)
     try:
+        died = tried()
+        if died is not None:
+            raise died
         runner = backend(gm, example_inputs)
     except Exception as error:
         pass_on_interrupt(error)

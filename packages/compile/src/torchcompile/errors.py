@@ -38,6 +38,11 @@ class WrongResult(CompileError):
     """`options={"verify": True}`: a compiled graph computes something else than eager does."""
 
 
+class CompilerDied(CompileError):
+    """`options={"verify": True}` or `{"minify_on_error": True}`: a stage or a kernel ends the process that meets it, or
+    never ends. It was met in another one."""
+
+
 def unknown(kind: str, given: object, known: Iterable[str], also: Iterable[str] = ()) -> InvalidArgument:
     """An error for an unknown name that lists the known ones and names the nearest of these, and of those taken too."""
     names = sorted(known)

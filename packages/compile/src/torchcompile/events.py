@@ -51,8 +51,9 @@ EAGER_IS_FASTER = Kind(
 )
 NOT_VERIFIED = Kind(
     "not_verified",
-    "options={'verify': True}: a graph or a call could not be held to eager: eager raised an error, random numbers were"
-    " drawn, or an object of a class of the program's own came in or out, whose changes nobody can undo or compare",
+    "options={'verify': True}: a graph or a call could not be held to eager: eager raised an error or ended the"
+    " process, random numbers were drawn, or an object of a class of the program's own came in or out, whose changes"
+    " nobody can undo or compare",
     "set dropout to 0, or compile a part that takes and gives tensors, numbers and containers of them",
     Effect.UNVERIFIED,
 )

@@ -128,14 +128,16 @@ class CompileOptions:
         metadata={
             "doc": "hold each graph to eager when it is compiled, and each call, values and gradients, judged by "
             "float64: one that differs raises WrongResult, which names the stage at fault and the first operator that "
-            "differs (TORCHCOMPILE_VERIFY=1)"
+            "differs; what would end the process, or hang, runs in a child first, and eagerly here "
+            "(TORCHCOMPILE_VERIFY=1)"
         },
     )
     minify_on_error: bool = field(
         default=False,
         metadata={
-            "doc": "where a stage raises an error, or `verify` finds a difference, the graph is reduced, and a file "
-            "that shows it alone is written into the dump folder, or the current one"
+            "doc": "where a stage raises an error, a stage or a kernel ends the process (each graph is tried in a "
+            "child first), or `verify` finds a difference, the graph is reduced, and a file that shows it alone is "
+            "written into the dump folder, or the current one"
         },
     )
     check_kernels: bool = field(

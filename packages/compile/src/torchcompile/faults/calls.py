@@ -6,6 +6,7 @@ was written, on copies; what differs then is no stage's behind capture.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import linecache
@@ -26,6 +27,7 @@ from primtorch.schemas import TORCH, UserFrame
 from primtorch.testing import assert_as_accurate
 from torchcompile.errors import WrongResult
 from torchcompile.events import NOT_VERIFIED
+from torchcompile.faults.children import Death, Teller, in_child, possible
 from torchcompile.faults.edit import values_of
 from torchcompile.faults.examine import WATCHING
 from torchcompile.faults.find import fault_at
@@ -41,6 +43,8 @@ Backend = Callable[[fx.GraphModule, list[Value]], Run]
 Capture = Callable[[Backend, Callable[..., object]], Callable[..., object]]  # compiles a function with a back end
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+CALL_SECONDS = 300.0  # that a call may take to be captured
+ALONE_SECONDS = 15.0  # and one operator of it
 _PARTS = ("result", "argument after the call", "tensor that it reaches", "gradient")
 
 
@@ -79,7 +83,8 @@ def verified(
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:
-        fault = None
+        fault, at = None, WATCHING.watch.at if WATCHING.watch is not None else lambda what: None
+        at("eager")
         try:
             fault = _fault_of(captured, args, kwargs)
         except CannotRepeat as error:
@@ -89,7 +94,11 @@ def verified(
             if watch is not None:
                 watch.calls.append(fault)
             raise WrongResult(f"{name}: {fault}")
-        return compiled(*args, **kwargs)
+        at("compiled")
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            at("program")
 
     return disable(call, reason="its calls are verified")
 
@@ -108,6 +117,13 @@ def _fault_of(captured: Captured, args: tuple[object, ...], kwargs: dict[str, ob
         raise CannotRepeat(f"eager raises {type(error).__name__}") from None
     if expected.drew:
         raise CannotRepeat("it draws random numbers")
+    if WATCHING.watch is not None and possible():
+        WATCHING.watch.at("capture")
+        died = in_child(lambda tell: _runs(captured, args, kwargs, around, tell), CALL_SECONDS)
+        if isinstance(died, Death) and died.at == "capture":
+            finding = Finding("capture", died.kind, died.what)
+            refused = _first_refused(finding, _seen(function, args, kwargs, around), captured.capture)
+            return refused or Fault(finding, "", frame=died.frame)
     try:
         difference = _difference(outcome(captured, args, kwargs, around), expected)
     except InternalError as error:
@@ -132,6 +148,15 @@ def _fault_of(captured: Captured, args: tuple[object, ...], kwargs: dict[str, ob
         return _with_place(Finding("guards", "wrong", difference), _first_other(stale, fresh.graphs))
     known = _seen(function, args, kwargs, around).values
     return _with_place(Finding("capture", "wrong", difference), _first_unknown(fresh.graphs, known))
+
+
+def _runs(
+    captured: Captured, args: tuple[object, ...], kwargs: dict[str, object], around: Surroundings, tell: Teller
+) -> None:
+    """Captures a call in a child. What it raises it will raise again."""
+    tell.at("capture")
+    with contextlib.suppress(Exception):
+        outcome(captured, args, kwargs, around)
 
 
 def _difference(found: Outcome, expected: Outcome) -> str | None:
@@ -237,15 +262,29 @@ def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | N
         def alone(*args: object, _call: _Call = call) -> object:
             return _call.function(*args, **_call.kwargs)
 
-        try:
-            capture(lambda gm, inputs: gm.forward, alone)(*call.args)
-        except InternalError as error:
-            if type(error.__cause__ or error).__name__ == finding.kind:
-                line = linecache.getline(call.frame.file, call.frame.line).strip() if call.frame is not None else ""
-                return Fault(finding, name, (), f"{name}: {line}", call.frame)
-        except Exception:  # a call that is none by itself
-            continue
+        captured = functools.partial(capture(lambda gm, inputs: gm.forward, alone), *call.args)
+        if _refusal(captured, finding) == finding.kind:
+            line = linecache.getline(call.frame.file, call.frame.line).strip() if call.frame is not None else ""
+            return Fault(finding, name, (), f"{name}: {line}", call.frame)
     return None
+
+
+def _refusal(call: Callable[[], object], finding: Finding) -> str | None:
+    """How a call of what capture gives fails; None where it does not, or for a reason of the call's own."""
+
+    def run(tell: Teller | None = None) -> str | None:
+        try:
+            call()
+        except InternalError as error:
+            return type(error.__cause__ or error).__name__
+        except Exception:  # a call that is none by itself
+            pass
+        return None
+
+    if not finding.ends:
+        return run()
+    found = in_child(run, ALONE_SECONDS)
+    return found.kind if isinstance(found, Death) else found
 
 
 def _first_unknown(graphs: Sequence[Program], known: Sequence[torch.Tensor]) -> tuple[Program, fx.Node] | None:

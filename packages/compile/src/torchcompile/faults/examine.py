@@ -7,19 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 
 from primtorch import forks
-from primtorch.ledger import Event, Ledger
-from torchcompile.errors import WrongResult
+from primtorch.ledger import Event, Ledger, warn_of
+from torchcompile.errors import CompilerDied, WrongResult
 from torchcompile.events import NOT_VERIFIED
+from torchcompile.faults.children import Death, possible
 from torchcompile.faults.find import Reproducer, locate, minify
 from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
-from torchcompile.faults.stages import observe
+from torchcompile.faults.stages import look_at, observe
 from torchcompile.faults.standalone import outline
+
+# What a process that is watched does: the program's own code, a call in eager, its capture, what was compiled of it.
+Next: TypeAlias = Literal["program", "eager", "capture", "compiled"]
 
 
 @dataclass(eq=False)
@@ -32,6 +37,7 @@ class Watch:
         found: graphs that are wrong or fail.
         calls: of whole calls, the faults of capture and guards.
         left_out: what could not be held to eager.
+        at: is told what will be done next, in case that the process dies of it: see `Next`.
     """
 
     folder: Path
@@ -40,6 +46,7 @@ class Watch:
     found: list[Reproducer] = field(default_factory=list)
     calls: list[Fault] = field(default_factory=list)
     left_out: tuple[Event, ...] = ()
+    at: Callable[[Next], None] = lambda what: None
 
 
 class _Watching:
@@ -81,6 +88,21 @@ class Examiner:
         """Whether graphs are held to eager, or failures written as reproducers."""
         return self.verify or self.folder is not None
 
+    def tried(self, program: Program, title: str) -> CompilerDied | None:
+        """Compiles and runs a graph in a child, before this process does: what ends that would have ended this."""
+        if not possible():
+            return None
+        stages = self.makers.up_to
+        finding = look_at(program, stages, list(stages)[-1:])
+        if isinstance(finding, Death):
+            self._tell_death(program, title, finding)
+            return None
+        if finding is None or not finding.ends:
+            return None
+        finding = observe(program, stages) or finding
+        told = str(locate(program, self.makers, finding)) if self.folder is None else str(finding)
+        return CompilerDied(f"{title}: {told}")
+
     def hold(self, program: Program, run: Run, title: str) -> None:
         """Holds a compiled graph to eager.
 
@@ -112,9 +134,17 @@ class Examiner:
             return None
         return observe(program, self.makers.up_to) or Finding(list(self.makers.up_to)[-1], "wrong", difference)
 
-    def _tell(self, program: Program, title: str, why: str) -> None:
+    def _tell_death(self, program: Program, title: str, death: Death) -> None:
+        """Says that the program will end by itself, before it does."""
+        if WATCHING.watch is not None:
+            WATCHING.watch.at("eager")
+        warn_of(self._tell(program, title, f"eager's own run of it {death.kind}: {death.what}"))
+
+    def _tell(self, program: Program, title: str, why: str) -> Event:
         stacks = (node.meta.get("stack") for node in program.calls)
-        self.ledger.add(Event(NOT_VERIFIED, title, why, next(filter(None, stacks), ())))
+        event = Event(NOT_VERIFIED, title, why, next(filter(None, stacks), ()))
+        self.ledger.add(event)
+        return event
 
     def at_failure(self, program: Program) -> Callable[[], str]:
         """What to call when a stage has raised an error, now or in a later backward: it gives what to add to the

@@ -19,6 +19,8 @@ from torchcompile.faults.schemas import Compile, Fault, Finding, Makers, Program
 from torchcompile.faults.stages import observe
 from torchcompile.faults.standalone import Standalone, ambient_blocks, standalone, write
 
+_PATIENCE = 15.0  # seconds for a part of what hangs
+
 
 @dataclass(frozen=True)
 class Reproducer:
@@ -46,7 +48,8 @@ def locate(program: Program, makers: Makers, finding: Finding) -> Fault:
 
 
 def _shows(compilers: Mapping[Stage, Compile], finding: Finding) -> Shows:
-    return lambda program: finding.is_like(observe(program, compilers, (finding.stage,)))
+    seconds = _PATIENCE if finding.kind == "hangs" else None
+    return lambda program: finding.is_like(observe(program, compilers, (finding.stage,), seconds))
 
 
 def fault_at(finding: Finding, program: Program, name: str) -> Fault:
@@ -75,7 +78,7 @@ def minify(program: Program, makers: Makers, folder: Path, progress: Progress) -
     finding = observe(program, makers.up_to)
     if finding is None:
         return None
-    progress(f"stage {finding.stage}: {finding.kind}: {finding.what}")
+    progress(str(finding) if finding.kind != "wrong" else f"stage {finding.stage}: wrong: {finding.what}")
     with apart():
         shows = _shows(makers.up_to, finding)
         fault = locate(program, makers, finding)

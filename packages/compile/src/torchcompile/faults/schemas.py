@@ -11,6 +11,7 @@ from torch import fx
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import float_expr_of, hint_of, shape_env_of
+from torchcompile.faults.children import DEATHS
 from torchinductor.program import Value
 
 # In the order in which a program meets them. A stage is at fault where what it gives differs from eager and what the
@@ -92,8 +93,8 @@ class Finding:
     """What is wrong with a program, and in which stage.
 
     Attributes:
-        kind: "wrong" for a result, else the type of the exception.
-        what: the difference, or the exception's message.
+        kind: "wrong" for a result, how a process ended of it ("crashes", "hangs", "exits"), else the exception's type.
+        what: the difference, the signal, or the exception's message.
     """
 
     stage: Stage
@@ -102,7 +103,17 @@ class Finding:
 
     def is_like(self, other: Finding | None) -> bool:
         """Whether the other is the same fault, as far as can be told."""
-        return other is not None and (other.stage, other.kind) == (self.stage, self.kind)
+        if other is None or (other.stage, other.kind) != (self.stage, self.kind):
+            return False
+        return self.kind != "crashes" or other.what == self.what
+
+    @property
+    def ends(self) -> bool:
+        """Whether a process that meets it ends, or never does."""
+        return self.kind in DEATHS
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}: {self.what if self.kind == 'wrong' else f'{self.kind}: {self.what}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +138,24 @@ class Fault:
         """The stage that computes something else than eager, or fails."""
         return self.finding.stage
 
+    def row(self) -> list[object]:
+        """It as JSON writes it; see `of`."""
+        frame = None if self.frame is None else [self.frame.file, self.frame.line, self.frame.function]
+        found = self.finding
+        return [[found.stage, found.kind, found.what], self.operator, list(self.below), self.line, frame]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Fault:
+        """A fault by its row."""
+        found, operator, below, line, frame = row
+        return cls(Finding(*found), operator, tuple(below), line, None if frame is None else UserFrame(*frame))
+
     def __str__(self) -> str:
         wrong = self.finding.kind == "wrong"
-        rows = [f"stage {self.stage}: {self.finding.what if wrong else f'{self.finding.kind}: {self.finding.what}'}"]
+        rows = [str(self.finding)]
         if self.operator:
             rows.append(f"the first operator that {'differs' if wrong else 'fails'} is {self.line or self.operator}")
-        else:
+        elif not self.finding.ends:
             rows.append("each of its parts is right where every value is given out: it is an effect of what is fused")
         if self.below:
             rows.append(f"  of it: {', '.join(self.below)}")

@@ -22,11 +22,13 @@ import torch
 import torchdynamo
 from primtorch.ambient import AMBIENT
 from primtorch.ledger import LEDGER, Effect, of
+from torchcompile.faults.children import Death, Teller, in_child, possible
 from torchcompile.faults.examine import WATCHING, Watch
 from torchcompile.faults.judge import numbers_of_its_own
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault
 
+_MOST_SECONDS = 30.0  # that a proposal may take
 _FIELDS = ("body", "orelse", "finalbody")  # of statements, those that hold statements
 
 
@@ -123,20 +125,32 @@ class SourceReduction:
         if not always and (self._tried >= self.tries or time.monotonic() > self._end):
             return None
         self._tried += 1
-        watch = Watch(Path(), lambda text: None, backend="eager")
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             path = Path(folder) / self.path.name
             text = ast.unparse(ast.fix_missing_locations(tree))
             path.write_text(text)  # capture and its messages read the lines of a file
-            try:
-                with _at_most(30.0):
-                    run_script(path, [*self.arguments], watch)
-            except _TooLong:
-                return None
-        found = watch.calls[0] if watch.calls else None
+            found = self._first_fault(path)
         if found is None or found.operator != self.fault.operator:
             return None
         return found if self.fault.finding.is_like(found.finding) else None
+
+    def _first_fault(self, path: Path) -> Fault | None:
+        """Of a script's calls; None also for one that does not end."""
+        watch = Watch(Path(), lambda text: None, backend="eager")
+
+        def run(tell: Teller) -> list[object] | None:
+            run_script(path, [*self.arguments], watch)
+            return watch.calls[0].row() if watch.calls else None
+
+        if self.fault.finding.ends and possible():  # a fork for each of hundreds is for deaths alone
+            found = in_child(run, _MOST_SECONDS)
+            return None if found is None or isinstance(found, Death) else Fault.of(found)
+        try:
+            with _at_most(_MOST_SECONDS):
+                run_script(path, [*self.arguments], watch)
+        except _TooLong:
+            return None
+        return watch.calls[0] if watch.calls else None
 
     def _fewer_statements(self, tree: ast.Module) -> ast.Module:
         """Halves of each list of statements less, quarters, ..., one by one."""
@@ -274,7 +288,7 @@ _FILE = '''"""A program that torchcompile runs otherwise than eager does.
 {told}
 
 Reduced by `python -m torchcompile minify` with torch {torch}.
-Run it: it raises as long as the fault is there.
+Run it: it {shown} as long as the fault is there.
 """
 
 import os
@@ -291,5 +305,9 @@ def write_script(folder: Path, text: str, fault: Fault) -> Path:
     operator = "".join(c if c.isalnum() else "_" for c in fault.operator) or "program"
     path = folder / f"minified_{fault.stage}_{operator[:40]}.py"
     told = "\n".join(f"    {line}" for line in str(fault).replace("\\", "\\\\").splitlines())
-    path.write_text(_FILE.format(told=told, torch=torch.__version__, text=text))
+    path.write_text(
+        _FILE.format(
+            told=told, shown=fault.finding.kind if fault.finding.ends else "raises", torch=torch.__version__, text=text
+        )
+    )
     return path

@@ -114,6 +114,11 @@ def file_name(fault: Fault) -> str:
     return f"minified_{fault.stage}_{operator}.py"
 
 
+_WITH_GRADIENTS = """\
+results = [r for r in compiled(*inputs()) if isinstance(r, torch.Tensor) and r.requires_grad]
+torch.autograd.backward(results, [torch.ones_like(result) for result in results])"""
+
+
 def source(found: Standalone, fault: Fault, blocks: list[str], by: Named) -> str:
     """The file's text."""
     lines = graph_text(found.module, "program")
@@ -121,13 +126,21 @@ def source(found: Standalone, fault: Fault, blocks: list[str], by: Named) -> str
     drawn = "".join(f"        {text},\n" for text in found.inputs)
     within = ", ".join(blocks)
     call = "compiled(*inputs())"
+    ends = fault.finding.ends
+    if ends and any(".requires_grad_()" in text for text in found.inputs):
+        call = _WITH_GRADIENTS
+    call = textwrap.indent(call, "        " if within else "    ")
     backend = f"backend={by.expression}, " if by.expression else ""
-    return f'''"""A program that torchcompile computes otherwise than eager does.
+    flaw = (
+        f"that torchcompile {fault.finding.kind} at" if ends else "that torchcompile computes otherwise than eager does"
+    )
+    shown = f"it {fault.finding.kind}" if ends else "it raises"
+    return f'''"""A program {flaw}.
 
 {told}
 
 Reduced by `python -m torchcompile minify` with torch {torch.__version__}, Python {platform.python_version()}.
-Run it: it raises as long as the fault is there.
+Run it: {shown} as long as the fault is there.
 """
 
 from math import inf, nan  # noqa: F401
@@ -146,9 +159,9 @@ def inputs():
 
 
 if __name__ == "__main__":
-    options = {{"verify": True, "strict": True, "cache": None}}
+    options = {{"verify": {not ends}, "strict": True, "cache": None}}
     compiled = torchcompile.compile(program, {backend}fullgraph=True, dynamic=False, options=options)
-{f"    with {within}:" + chr(10) + "        " + call if within else "    " + call}
+{f"    with {within}:" + chr(10) + call if within else call}
     print("no fault: compiled as in eager")
 '''
 
