@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kept_values", "other_sizes", "flattened", "compilers"),
         ("first_backward",),
         ("recompute", "double_backward", "unseen_writes", "assumptions", "eager_compiler", "wrappers"),
-        ("recorder", "behind"),
+        ("recorder", "behind", "maxima"),
         ("special_operators", "nested_regions", "backward"),
         ("higher_order",),
         ("untraced_derivatives",),

@@ -17,6 +17,7 @@ from aotautograd.compilers import Compilers, begin, example_values, show
 from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import Lowering, drawing_operators, lower_joint
+from aotautograd.maxima import mask_at_maxima
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.outlines import outline_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
@@ -225,6 +226,8 @@ def _traced(
     keep_refusals(joint.module.graph)
     source = joint = simplify(joint)
     if compilers.lowering is not None:
+        if compilers.lowering.opset == "prims":  # elsewhere the backward of a pool reads what was pooled
+            mask_at_maxima(joint)
         joint = simplify(lower_joint(joint, compilers.lowering, dump))
     show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:

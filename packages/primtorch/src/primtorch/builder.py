@@ -222,6 +222,7 @@ class Builder:
     `val` is what the ATen node under lowering says of its result, or None.
     `rewrite` may turn a prim call into (target, args, kwargs) of another opset.
     `walks_windows` is what `lower` was told of devices.
+    `offsets` says of positions of maxima which offsets in which windows they were computed from.
     """
 
     def __init__(
@@ -238,6 +239,7 @@ class Builder:
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._carriers: dict[str, tuple[fx.Node, int]] = {}  # dimensions of inputs that have a symbol as their size
         self._known: dict[object, object] = {}
+        self.offsets: dict[fx.Node, tuple[Value, Sequence[Sizes]]] = {}
 
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:

@@ -7,6 +7,7 @@ from itertools import product as cartesian
 
 import torch
 
+from primtorch.prims.window import offset_dtype
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, contiguous_strides, dot, exprs, number
 from torchinductor.lowering.context import Context
@@ -83,12 +84,13 @@ def _result_shape(ctx: Context) -> Index:
 def max_pool(
     ctx: Context, t: TensorValue, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
 ) -> tuple[TensorValue, TensorValue]:
-    """The largest element of each window of (N, C, *spatial), and its int64 position in the flattened spatial dims."""
+    """The largest element of each window of (N, C, *spatial), and its offset in the flattened window."""
     shape = _result_shape(ctx)
     windows = Windows(t, kernel, stride, padding, dilation, shape)
     if t.heavy or t.cost > 2:
         ctx.store(t)
-    flat = contiguous_strides(t.shape[2:])
+    inner = contiguous_strides(exprs(windows.kernel))
+    dtype = offset_dtype(windows.kernel)
 
     def best(index: Index, ops: Ops) -> tuple[int, int]:
         value = place = -1
@@ -98,29 +100,31 @@ def max_pool(
             lowest = ops.constant(_lowest(t.dtype), t.dtype)
             at = (*index[:2], *spatial)
             found = t.load(at, ops) if mask is None else masked(t, at, ops, mask, lowest)
-            here = ops.index_expr(dot(spatial, flat), torch.int64)
+            here = dot(exprs(offset), inner)
             if value < 0:
-                value, place = found, here
                 if mask is not None:
                     # The first window element may lie in the padding: take the first element inside instead.
-                    first = tuple(_first_inside(i, windows.dilation[d]) for d, i in enumerate(spatial))
-                    place = ops.index_expr(dot(first, flat), torch.int64)
+                    here = dot(tuple(_before_inside(i, windows.dilation[d]) for d, i in enumerate(spatial)), inner)
+                value, place = found, ops.index_expr(here, torch.int32)
                 continue
             greater = ops.apply("gt", found, value)
             if t.dtype.is_floating_point:
                 greater = ops.apply("bitwise_or", greater, ops.apply("isnan", found))
             value = ops.apply("where", greater, found, value)
-            place = ops.apply("where", greater, here, place)
+            place = ops.apply("where", greater, ops.index_expr(here, torch.int32), place)
         return value, place
 
+    def offset(index: Index, ops: Ops) -> int:
+        return ops.to_dtype(best(index, ops)[1], dtype, torch.int32)
+
     values = ctx.lazy(shape, t.dtype, t.device, lambda i, ops: best(i, ops)[0], of=[t], cost=3 * windows.count)
-    places = ctx.lazy(shape, torch.int64, t.device, lambda i, ops: best(i, ops)[1], of=[t], cost=3 * windows.count)
-    return values, places
+    offsets = ctx.lazy(shape, dtype, t.device, offset, of=[t], cost=3 * windows.count)
+    return values, offsets
 
 
-def _first_inside(position: IntExpr, step: IntExpr) -> IntExpr:
-    """position + k*step for the least k >= 0 that makes it non-negative."""
-    return position + ((step - ONE - position) // step).maximum(ZERO) * step
+def _before_inside(position: IntExpr, step: IntExpr) -> IntExpr:
+    """The least k >= 0 for which position + k*step is not negative."""
+    return ((step - ONE - position) // step).maximum(ZERO)
 
 
 def avg_pool(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product as cartesian
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,15 @@ from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_other_shape
-from primtorch.prims.window import pooled_size
+from primtorch.operators.window_places import (
+    certainly_alike,
+    flattened,
+    numbers_along,
+    offsets_in_blocks,
+    positions_in_blocks,
+    positions_of,
+)
+from primtorch.prims.window import offset_dtype, pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
@@ -41,35 +50,33 @@ def _lower_max_pool(rank: int) -> Rule:
         dilation: PerDim = 1,
         ceil_mode: bool = False,
     ) -> tuple[Value, Value]:
-        kernel = per_dim(kernel, rank)
+        window = _window(rank, kernel, stride, padding, dilation)
         image, single = _batched(x, rank)
-        values, indices = b.emit_several(
-            prims.max_pool,
-            image,
-            kernel,
-            per_dim(stride, rank, kernel),
-            per_dim(padding, rank),
-            per_dim(dilation, rank),
-            ceil_mode,
-        )
-        return (values.squeeze(0), indices.squeeze(0)) if single else (values, indices)
+        values, offsets = b.emit_several(prims.max_pool, image, *window, ceil_mode)
+        if single:
+            values, offsets = values.squeeze(0), offsets.squeeze(0)
+        spatial = x.shape[x.rank - rank :]
+        indices = positions_of(b, offsets, window, spatial)
+        b.offsets[indices.node] = (offsets, (*window, spatial))
+        return values, indices
 
     return rule
 
 
+def _window(rank: int, kernel: PerDim, stride: PerDim, padding: PerDim, dilation: PerDim) -> tuple[Sizes, ...]:
+    """Kernel, stride, padding and dilation for each dim; a stride that is not given is the kernel's size."""
+    kernel = per_dim(kernel, rank)
+    return kernel, per_dim(stride, rank, kernel), per_dim(padding, rank), per_dim(dilation, rank)
+
+
 def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
     """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
-    lead = x.shape[: x.rank - rank]
-    count, windows = product(x.shape[x.rank - rank :]), product(grad.shape[grad.rank - rank :])
+    lead, windows = product(x.shape[: x.rank - rank]), grad.shape[grad.rank - rank :]
     compute = compute_dtype(grad.dtype)
-    zeros = b.full((*lead, count), 0, compute, grad.device)
-    out = b.emit(
-        prims.scatter_add,
-        zeros,
-        len(lead),
-        indices.reshape((*lead, windows)),
-        grad.to(compute).reshape((*lead, windows)),
-    )
+    zeros = b.full((lead, product(x.shape[x.rank - rank :])), 0, compute, grad.device)
+    image = b.iota(lead, grad.device).unsqueeze(*range(1, rank + 1)).expand((lead, *windows))
+    place, given = (t.reshape((lead, *windows)) for t in (indices, grad.to(compute)))
+    out = b.emit(prims.index_put, zeros, (image, place), given, True, False)
     return out.reshape(x.shape).to(grad.dtype)
 
 
@@ -218,9 +225,8 @@ def _lower_max_pool_backward(rank: int) -> Rule:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        kernel = per_dim(kernel, rank)
-        stride, padding, dilation = per_dim(stride, rank, kernel), per_dim(padding, rank), per_dim(dilation, rank)
-        overlaps = [_overlap(*window) for window in zip(kernel, stride, dilation, strict=True)]
+        window = kernel, stride, padding, dilation = _window(rank, kernel, stride, padding, dilation)
+        overlaps = [_overlap(*sizes) for sizes in zip(kernel, stride, dilation, strict=True)]
         known = [n for n in overlaps if n is not None]
         # Where windows are walked, neighbouring positions are computed together only as the channels of one position.
         walked = b.walks_windows(indices.device) and not suggests_channels_last(indices.shape, indices.spec.strides)
@@ -232,7 +238,9 @@ def _lower_max_pool_backward(rank: int) -> Rule:
         # counted as (block, place in the block), a block being as long as the stride and the first one in the padding.
         blocks = [(size + p + s - 1) // s for size, s, p in zip(spatial, stride, padding, strict=True)]
         compute = compute_dtype(grad.dtype)
-        own = _positions_in_blocks(b, spatial, blocks, stride, padding, x.device)
+        offsets, windows = b.offsets.get(indices.node, (None, ()))
+        if offsets is not None and not certainly_alike(windows, (*window, spatial)):
+            offsets = None
         places = tuple(range(first + 1, first + 2 * rank, 2))
         total: Value | None = None
         for before in cartesian(*map(range, known)):
@@ -241,7 +249,12 @@ def _lower_max_pool_backward(rank: int) -> Rule:
                 n - taken - back for n, taken, back in zip(blocks, grad.shape[first:], before, strict=True)
             )
             # A window that there is none of gives zero, whatever its maximum is taken to be.
-            largest, given = (b.emit(prims.pad, t, low, high, 0).unsqueeze(*places) for t in (indices, grad))
+            largest, given = (b.emit(prims.pad, t, low, high, 0).unsqueeze(*places) for t in (offsets or indices, grad))
+            if offsets is None:
+                own = positions_in_blocks(b, spatial, blocks, stride, padding, x.device)
+            else:
+                own = offsets_in_blocks(b, kernel, stride, dilation, before, x.device)
+                largest = largest.to(own.dtype)
             part = b.where(largest.eq(own), given.to(compute), 0)
             total = part if total is None else total + part
         assert total is not None
@@ -252,20 +265,6 @@ def _lower_max_pool_backward(rank: int) -> Rule:
         return total.to(grad.dtype)
 
     return rule
-
-
-def _positions_in_blocks(
-    b: Builder, spatial: Sizes, blocks: Sequence[Size], stride: Sizes, padding: Sizes, device: torch.device
-) -> Value:
-    """(blocks_0, stride_0, blocks_1, stride_1, ...) flat positions; what lies in the padding has any number."""
-    rank = len(spatial)
-    position: Value | None = None
-    for d, (size, count) in enumerate(zip(spatial, blocks, strict=True)):
-        along = b.iota(count * stride[d], device, start=-padding[d]).reshape((count, stride[d]))
-        along = along.unsqueeze(*range(2, 2 * (rank - d)))
-        position = along if position is None else position * size + along
-    assert position is not None
-    return position
 
 
 for _rank in (2, 3):
@@ -503,15 +502,25 @@ OP.rule("_adaptive_avg_pool3d_backward")(_lower_adaptive_avg_pool_backward(3))
 
 
 # --- adaptive maxima -------------------------------------------------------------------------------
-def _adaptive_positions(b: Builder, size: Size, out: Size, device: torch.device) -> tuple[Value, Size]:
-    """(out, window) positions of the window [floor(i*size/out), ceil((i+1)*size/out)), its last one repeated where
-    the window is shorter than the longest."""
+class _AdaptiveWindows(NamedTuple):
+    """Windows [floor(i*size/out), ceil((i+1)*size/out)) along a dim: (out) first and last positions, and how many
+    elements the longest has. In a shorter one the last is repeated."""
+
+    first: Value
+    last: Value
+    longest: Size
+
+    def positions(self, number: Value | int, behind: int) -> Value:
+        """Those of the elements with these numbers in their windows; `behind`: how many dims follow that of `out`."""
+        first, last = (end.unsqueeze(*range(1, 1 + behind)) for end in (self.first, self.last))
+        return (first + (number.to(torch.int64) if isinstance(number, Value) else number)).minimum(last)
+
+
+def _adaptive_windows(b: Builder, size: Size, out: Size, device: torch.device) -> _AdaptiveWindows:
     exact = isinstance(size, int) and isinstance(out, int) and size % out == 0
     longest = size // out if exact else (size + out - 1) // out + 1
     i = b.iota(out, device)
-    start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
-    place = start.unsqueeze(1) + b.iota(longest, device).unsqueeze(0)
-    return place.minimum(stop.unsqueeze(1) - 1), longest
+    return _AdaptiveWindows((i * size) // out, ((i + 1) * size + (out - 1)) // out - 1, longest)
 
 
 def _lower_adaptive_max_pool(rank: int) -> Rule:
@@ -521,26 +530,26 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
             shape = (*lead, *out)
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
-        indices, flat, windows = [], None, []
-        for d in range(rank):
-            place, longest = _adaptive_positions(b, spatial[d], out[d], x.device)
+        windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
+        lengths = [along.longest for along in windows]
+        indices = []
+        for d, along in enumerate(windows):
+            place = along.positions(b.iota(along.longest, x.device), 1)
             # axes: out_0, window_0, out_1, window_1, ...
-            place = place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank))
-            indices.append(place)
-            windows.append(longest)
-            flat = place if flat is None else flat * spatial[d] + place
-        assert flat is not None
+            indices.append(place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank)))
         taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
         order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-        count = product(windows)
-        taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)]).reshape((*lead, *out, count))
-        where = flat.permute(order).reshape((*out, count)).expand((*lead, *out, count))
+        taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)])
         last = len(lead) + rank
+        taken = taken.reshape((*lead, *out, product(lengths)))
         best = b.emit(prims.argmax, taken, (last,), True)
-        return (
-            b.emit(prims.gather, taken, last, best).squeeze(last),
-            b.emit(prims.gather, where, last, best).squeeze(last),
-        )
+        offsets = best.squeeze(last).to(offset_dtype(lengths))  # all that a backward has to know
+        numbers = numbers_along(b, offsets, lengths)
+        places = [
+            along.positions(number, rank - 1 - d)
+            for d, (along, number) in enumerate(zip(windows, numbers, strict=True))
+        ]
+        return b.emit(prims.gather, taken, last, best).squeeze(last), flattened(places, spatial).expand((*lead, *out))
 
     return rule
 

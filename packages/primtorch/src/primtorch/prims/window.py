@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,6 +52,12 @@ def _pooled(
     return (*t.shape[:2], *spatial)
 
 
+def offset_dtype(kernel: Sequence[Size]) -> torch.dtype:
+    """The dtype of the offset of an element in its window: a byte where that is surely enough."""
+    small = all(isinstance(k, int) for k in kernel) and math.prod(kernel) <= 256
+    return torch.uint8 if small else torch.int32
+
+
 def _max_pool_meta(
     t: TensorSpec,
     kernel: Sequence[Size],
@@ -61,7 +68,7 @@ def _max_pool_meta(
 ) -> tuple[TensorSpec, TensorSpec]:
     shape = _pooled("max_pool", t, kernel, stride, padding, dilation, ceil_mode)
     strides = suggested_strides(t, shape)
-    return spec_like(t, shape, strides), spec_like(t, shape, strides, torch.int64)
+    return spec_like(t, shape, strides), spec_like(t, shape, strides, offset_dtype(kernel))
 
 
 def _max_pool(
@@ -73,12 +80,19 @@ def _max_pool(
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     pool = (aten.max_pool2d_with_indices, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)[len(kernel) - 1]
-    out: tuple[torch.Tensor, torch.Tensor]
     if len(kernel) > 1:
-        out = pool.default(t, kernel, stride, padding, dilation, ceil_mode)
-        return out
-    out = pool.default(t.unsqueeze(2), [1, *kernel], [1, *stride], [0, *padding], [1, *dilation], ceil_mode)
-    return out[0].squeeze(2).contiguous(), out[1].squeeze(2).contiguous()
+        values, indices = pool.default(t, kernel, stride, padding, dilation, ceil_mode)
+    else:
+        out = pool.default(t.unsqueeze(2), [1, *kernel], [1, *stride], [0, *padding], [1, *dilation], ceil_mode)
+        values, indices = out[0].squeeze(2).contiguous(), out[1].squeeze(2).contiguous()
+    offsets, rest, inner = torch.zeros_like(indices), indices, 1
+    for d in reversed(range(len(kernel))):
+        size = t.shape[2 + d]
+        start = torch.arange(values.shape[2 + d], device=t.device) * stride[d] - padding[d]
+        place = (rest % size if d else rest) - start.reshape(-1, *[1] * (len(kernel) - 1 - d))
+        offsets += (place // dilation[d]).clamp(0, kernel[d] - 1) * inner
+        rest, inner = rest // size, inner * kernel[d]
+    return values, offsets.to(offset_dtype(kernel))
 
 
 def _avg_pool_meta(
@@ -117,7 +131,8 @@ max_pool = Prim(
     "-> (Tensor, Tensor)",
     "window",
     "t is (N, C, *spatial) with 1 to 3 spatial dims. The maximum over each window (padding counts as minus infinity; "
-    "NaN wins, else the first maximum in row-major order) and its int64 flat index into the spatial dims of t.",
+    "NaN wins, else the first maximum in row-major order) and its offset: its number in the row-major order of the "
+    "window, uint8 for windows of at most 256 elements, else int32.",
     _max_pool_meta,
     _max_pool,
     frozenset({"window"}),

@@ -34,6 +34,8 @@ from torchinductor.ir import Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
+_MOST_APART = 4096  # elements of a row that are made bytes behind the loop that computes them
+_MUCH = 32  # operations of a body beside which that costs nothing
 
 
 class Names:
@@ -56,6 +58,7 @@ class CppHandler(OpsHandler[Value]):
         self.ranges = kernel.ranges
         self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
+        self.wider: dict[str, Value] = {}  # of bytes, the int32 values that they were
 
     # emission -------------------------------------------------------------------------------------------------
     def _emit(self, text: str, dtype: torch.dtype, depth: int, short: bool = False) -> Value:
@@ -116,6 +119,27 @@ class CppHandler(OpsHandler[Value]):
             self.text.finishing.append(f"turn({name}, {vector.most}, {there}, {columns}, {rows});")
         return f"{name}[{tile.place}]"
 
+    def _stored_apart(self, buffer: str, index: IntExpr, value: Value) -> bool:
+        """Stores a row of bytes behind the loop that computes them, where it is long. Within it they would make it one
+        over as many elements at a time as a vector has bytes, which leaves much of a row over."""
+        wide, layout = self.wider.get(value.text), self.text.layout
+        if wide is None or self.stage.kind != "outer" or not layout.simd or layout.tile or layout.lanes:
+            return False
+        loop = self.text.loops[-1] if self.text.loops else None
+        if loop is None or loop.axis is None or loop.most is None or wide.depth != len(self.text.loops):
+            return False
+        step = coefficient_of(index, loop.axis)
+        if step is None or step.as_int() != 1 or loop.most > _MOST_APART or len(self.stage.body.ops) < _MUCH:
+            return False
+        name = f"row{self.names.count}_wide"
+        self.names.count += 1
+        element = f"{self.names.pointer[buffer]}[{self._index(index - variable(loop.axis))} + k]"
+        self.text.opening.append(f"i32 {name}[{loop.most}];")
+        self.text.inside.append(f"{name}[{loop.var} - {loop.start}] = {wide.text};")
+        each = f"for (i64 k = {loop.start}; k < {loop.stop}; k++)"
+        self.text.closing += ["#pragma omp simd", f"{each} {element} = (u8){name}[k - {loop.start}];"]
+        return True
+
     # protocol -------------------------------------------------------------------------------------------------
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
         index = self.row_place if buffer in self.kernel.rows else index
@@ -159,6 +183,8 @@ class CppHandler(OpsHandler[Value]):
             line = f"{element} = {storage_text(text, dtype, compute)};"
         else:
             line = f"{element} = {storage_text(text, dtype, value.dtype, value.short)};"
+            if mask is None and self._stored_apart(buffer, index, value):
+                return
         depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
         # A store stands in the innermost loop that its place depends on, or deeper with its value.
         self.text.lines[depth].append(f"if ({mask.text}) {line}" if mask else line)
@@ -200,7 +226,10 @@ class CppHandler(OpsHandler[Value]):
 
     def to_dtype(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
         text = convert_text(value.text, dtype, value.dtype)
-        return self._emit(text, compute_dtype(dtype), value.depth, dtype == torch.bfloat16)
+        made = self._emit(text, compute_dtype(dtype), value.depth, dtype == torch.bfloat16)
+        if dtype is torch.uint8 and value.dtype is torch.int32:
+            self.wider[made.text] = value
+        return made
 
     def bitcast(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
         text = bitcast_text(value.text, dtype, source, value.short)

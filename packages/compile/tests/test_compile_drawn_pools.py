@@ -1,0 +1,134 @@
+"""Max pools of drawn windows, layouts and dtypes, with masks before them: results and gradients are eager's to the bit.
+
+Gradients are small whole numbers, so that sums of them are exact in any dtype and order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchcompile
+from torchinductor import CppBackend
+
+Tensor = torch.Tensor
+SEED = random.randrange(2**32)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.25),
+    "threshold": lambda x: F.threshold(x, 0.25, -1.0),
+    "threshold, and more": lambda x: F.threshold(x, -0.25, 1.0),
+    "leaky": lambda x: F.leaky_relu(x, 0.5),
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "nothing": lambda x: x * 1,
+    "relu of a function": lambda x: F.relu(x.neg()),
+    "relu of a norm": lambda x: F.relu(F.batch_norm(x, None, None, training=True) if x.dim() > 2 else x),
+}
+SPECIAL = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 0.25, -0.5, 6.0)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A program of a pool, and what it is called with."""
+
+    text: str
+    program: Callable[[Tensor], tuple[Tensor, ...]]
+    x: Tensor
+    dynamic: bool
+    walks: bool
+
+
+def _window(draw: random.Random, rank: int) -> dict[str, object]:
+    kernel = [draw.choice((1, 2, 3, 3, 4)) for _ in range(rank)]
+    if rank < 3 and draw.random() < 0.1:
+        kernel = [17 if rank == 2 else 257] * rank  # of more than 256 places
+    dilation = [draw.choice((1, 1, 2)) for _ in range(rank)]
+    return {
+        "kernel_size": kernel,
+        "stride": draw.choice((None, [draw.randint(1, 3) for _ in range(rank)])),
+        "padding": [draw.randint(0, k // 2) for k in kernel],
+        "dilation": dilation,
+        "ceil_mode": draw.random() < 0.5,
+    }
+
+
+def _input(draw: random.Random, rank: int, sides: list[int], special: tuple[float, ...] = SPECIAL) -> Tensor:
+    shape = [draw.choice((0, 1, 2, 2)), draw.choice((1, 3, 8)), *sides]
+    t = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(2**31)), dtype=torch.float64)
+    if draw.random() < 0.7:
+        t = (t * 4).round() / 4  # ties
+    for value in draw.sample(special, draw.randint(0, len(special))):
+        if t.numel():
+            places = torch.tensor([draw.randrange(t.numel()) for _ in range(1 + t.numel() // 16)])
+            t.view(-1)[places] = value
+    t = t.to(draw.choice(FLOATS))
+    if rank in LAST and draw.random() < 0.5:
+        t = t.contiguous(memory_format=LAST[rank])
+    elif draw.random() < 0.3:
+        t = t.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return t[0] if t.shape[0] and draw.random() < 0.2 else t
+
+
+def drawn(seed: int) -> Drawn:
+    draw = random.Random(seed)
+    rank = draw.choice((1, 2, 2, 3))
+    before, indices = draw.choice(list(BEFORE)), draw.random() < 0.3
+    kind = draw.choice(("max", "max", "max", "adaptive"))
+    while True:
+        window = _window(draw, rank)
+        sides = [draw.randint(3, 11) for _ in range(rank)]
+        if max(window["kernel_size"]) > 16:  # type: ignore[call-overload]
+            sides = [300 if rank == 1 else 40 for _ in range(rank)]
+        spans = zip(window["kernel_size"], window["dilation"], window["padding"], sides, strict=True)  # type: ignore[call-overload]
+        if all(d * (k - 1) < side + 2 * p for k, d, p, side in spans):
+            break
+    if kind == "adaptive":
+        window = {"output_size": [draw.randint(1, side) for side in sides]}
+    pool = getattr(F, f"{'adaptive_' if kind == 'adaptive' else ''}max_pool{rank}d")
+    twice = draw.random() < 0.2
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = BEFORE[before](x)
+        found = pool(y, **window, return_indices=indices)
+        results = found if indices else (found,)
+        return (*results, y.abs()) if twice else results
+
+    # Of several NaNs in a window an adaptive pool names another than eager, whose hardtanh passes a gradient at some.
+    numbers = kind == "adaptive" or before in ("relu6", "hardtanh")
+    x = _input(draw, rank, sides, tuple(v for v in SPECIAL if v == v) if numbers else SPECIAL)
+    text = (
+        f"seed {seed}: {kind} pool of {rank} dims {window} behind {before} of {x.dtype} {tuple(x.shape)} {x.stride()}"
+    )
+    return Drawn(text, program, x, draw.random() < 0.3, draw.random() < 0.7)
+
+
+def _run(fn: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, seed: int) -> tuple[Tensor, ...]:
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    results = fn(leaf)
+    generator = torch.Generator().manual_seed(seed)
+    floats = [r for r in results if r.dtype.is_floating_point]
+    tangents = [torch.randint(-3, 4, r.shape, generator=generator).to(r.dtype) for r in floats]
+    (grad,) = torch.autograd.grad(floats, leaf, tangents)
+    return (*(r.detach() for r in results), grad)
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_drawn_pools(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = SEED + number
+    case = drawn(seed)
+    monkeypatch.setattr(CppBackend, "traits", replace(CppBackend.traits, walks_windows=case.walks))
+    eager = _run(case.program, case.x, seed)
+    found = _run(torchcompile.compile(case.program, fullgraph=True, dynamic=case.dynamic), case.x, seed)
+    exact = "relu of a norm" not in case.text
+    for mine, other in zip(found, eager, strict=True):
+        assert mine.dtype == other.dtype and mine.shape == other.shape, case.text
+        if exact:
+            torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{case.text}\n{m}")
