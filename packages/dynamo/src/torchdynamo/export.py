@@ -335,7 +335,9 @@ class _Call:
             if isinstance(guard.source, TensorOffset):
                 offset = self.measure(guard.source, whole)
                 program: Program = (("sym", "offset"), ("const", guard.payload), ("eq", 0))
-                relations.append(Relation(program, {"offset": offset}, f"{source_text(guard.source)} == {guard.payload}"))
+                relations.append(
+                    Relation(program, {"offset": offset}, f"{source_text(guard.source)} == {guard.payload}")
+                )
             elif guard.kind is GuardKind.TENSOR and place is not None:
                 tensors[place.index] = guard.payload
             elif guard.kind is GuardKind.SHAPE:

@@ -49,9 +49,18 @@ with_history: Any = torch.ops.primtorch_histories.with_history.default
 register_special(with_history, _fake)
 
 
+def step_of(tensor: torch.Tensor) -> Any:
+    """A tensor's `grad_fn`; None where eager has none to give, as of a view made under no_grad of what is written."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def untold(tensor: torch.Tensor) -> str | None:
     """The name of the autograd function in Python that gave a tensor its history, where no operator's node says it."""
-    made_by = getattr(type(tensor.grad_fn), "_forward_cls", None) if tensor.grad_fn is not None else None
-    if made_by is None or not isinstance(tensor.grad_fn, BackwardCFunction) or getattr(made_by, "told", False):
+    step = step_of(tensor)
+    made_by = getattr(type(step), "_forward_cls", None)
+    if made_by is None or not isinstance(step, BackwardCFunction) or getattr(made_by, "told", False):
         return None
     return str(made_by.__name__)

@@ -34,6 +34,7 @@ class CustomFunction:
         non_differentiable: indices of results without a history.
         materialize: a gradient that is missing is zeros; else there is no gradient.
         once: the backward has no derivative.
+        turns: the backward turns gradients off or on within: it was captured where none are recorded.
     """
 
     name: str
@@ -45,6 +46,7 @@ class CustomFunction:
     non_differentiable: tuple[int, ...]
     materialize: bool
     once: bool
+    turns: bool = False
 
 
 class TakesFunctions(Handler):

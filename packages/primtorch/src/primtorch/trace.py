@@ -64,7 +64,8 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
     follows = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows)
+    captured = isinstance(fn, fx.GraphModule)
+    mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows, captured=captured)
     numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
     for i, number in enumerate(numbers):
         mode.placeholder(number, f"number_{i}")

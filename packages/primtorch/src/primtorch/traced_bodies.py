@@ -103,6 +103,11 @@ class TracedBodies(TakesFunctions):
         recorded = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in direct)
         if torch._C._are_functorch_transforms_active() or not (recorded and self.mode.follows_history):
             return None
+        if function.turns and not function.once:
+            raise TraceError(
+                f"the backward of {function.name} turns gradients off or on within{self.mode.line()}: its own derivative "
+                "would be another. Use detach() there, or mark it with once_differentiable"
+            )
         tensors = tuple(value for value in inputs if isinstance(value, torch.Tensor))
         numbers = tuple(value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)))
         symbols = self._symbols((*numbers, *tensors))
@@ -262,7 +267,7 @@ class _Split:
             for is_tensor, number in zip(self._is_tensor, self._numbers, strict=True)
         ]
         gradients = [
-            next(rest) if has else torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device)
+            next(rest) if has else tensors[-1].new_zeros(spec.shape, dtype=spec.dtype, device=spec.device)
             for spec, has in zip(self.specs[: self.outputs], self.has_history, strict=False)
         ]
         found = list(self.function.backward(*saved, *gradients))

@@ -17,7 +17,7 @@ from primtorch.effects import written_tensors
 from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.higher_order import HigherOrder, handled_by
-from primtorch.histories import untold, with_history
+from primtorch.histories import step_of, untold, with_history
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import materialize
@@ -33,6 +33,7 @@ class RecordingMode(DispatchMode):
         before_write: told of each tensor that a call is about to write to.
         follows_history: what is computed where autograd records nothing is detached in the graph, and what is
             written there leaves gradients as they are (`unseen_writes`).
+        captured: the program is a graph, which makes no leaves of its own.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RecordingMode(DispatchMode):
         frames: Callable[[], tuple[UserFrame, ...]] | None = None,
         before_write: Callable[[torch.Tensor], None] | None = None,
         follows_history: bool = False,
+        captured: bool = False,
     ) -> None:
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
@@ -48,6 +50,7 @@ class RecordingMode(DispatchMode):
         self._frames = frames
         self._before_write = before_write
         self.follows_history = follows_history
+        self.captured = captured
         self.symbols: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self.alive: list[torch.Tensor] = []  # ids stay unique only while their tensors live
@@ -162,11 +165,18 @@ class RecordingMode(DispatchMode):
             )
 
     def _unpacked(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
-        """A result that autograd kept, and gives to a derivative: it does so past its history, and then has it."""
+        """What autograd kept, or has computed again, and gives to a derivative: it does so past the history, and then has
+        that of the tensor that the graph knows."""
+        step = step_of(tensor)
         for known in self.alive:
-            if known is tensor or known.grad_fn is not tensor.grad_fn or known.output_nr != tensor.output_nr:
+            if known is tensor or not known.requires_grad:
                 continue
-            if tensor.grad_fn is not None and memory(known) == memory(tensor):
+            if step is None:  # of inputs no more is told than where they lie
+                same = self.captured and known.is_leaf and memory(known) == memory(tensor)
+                same = same and known.shape == tensor.shape and known.stride() == tensor.stride()
+            else:
+                same = step_of(known) is step and known.output_nr == tensor.output_nr
+            if same:
                 return self._nodes[id(known)]
         return node
 

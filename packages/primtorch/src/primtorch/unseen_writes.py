@@ -13,6 +13,7 @@ import torch
 
 from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
+from primtorch.histories import step_of
 
 
 def memory(tensor: torch.Tensor) -> object:
@@ -32,7 +33,9 @@ def owner_of_history(alive: Iterable[torch.Tensor], written: torch.Tensor, line:
     if len(owners) > 1:
         raise _refusal("where autograd records nothing, to memory that two tensors have histories for", line)
     if owners and any(memory(kept) == memory(written) for tensor in alive for kept in _kept_by(tensor)):
-        raise _refusal("where autograd records nothing, to a tensor that a derivative reads which it has recorded", line)
+        raise _refusal(
+            "where autograd records nothing, to a tensor that a derivative reads which it has recorded", line
+        )
     return owners[0] if owners else None
 
 
@@ -62,7 +65,7 @@ def _refusal(what: str, line: str) -> TraceError:
 
 def _kept_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     """What autograd keeps for the derivative of a tensor's last operator."""
-    step = tensor.grad_fn
+    step = step_of(tensor)
     if step is None:
         return []
     names = [name for name in dir(step) if name.startswith("_saved_")] or ["saved_tensors"]

@@ -155,6 +155,7 @@ class CapturedFunction(nn.Module):
             non_differentiable=carried.non_differentiable,
             materialize=carried.materialize,
             once=carried.once,
+            turns=any(node.target is torch._C._set_grad_enabled for node in backward.graph.nodes),
         )
 
     def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:

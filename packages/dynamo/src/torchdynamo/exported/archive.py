@@ -221,9 +221,7 @@ def _over_bodies(operator: HigherOrder) -> Json:
         if not isinstance(body, fx.GraphModule):
             raise NotExportable(f"a body of {operator.name} has no form in a file")
         bodies.append(_graph(body))
-    numbers: dict[str, Json] = {
-        name: getattr(operator, name) for name in _MORE_OF_KINDS if hasattr(operator, name)
-    }
+    numbers: dict[str, Json] = {name: getattr(operator, name) for name in _MORE_OF_KINDS if hasattr(operator, name)}
     return {
         "over": operator.name,
         "bodies": bodies,
