@@ -105,8 +105,8 @@ class TracedBodies(TakesFunctions):
             return None
         if function.turns and not function.once:
             raise TraceError(
-                f"the backward of {function.name} turns gradients off or on within{self.mode.line()}: its own derivative "
-                "would be another. Use detach() there, or mark it with once_differentiable"
+                f"the backward of {function.name} turns gradients off or on within{self.mode.line()}: its own "
+                "derivative would be another. Use detach() there, or mark it with once_differentiable"
             )
         tensors = tuple(value for value in inputs if isinstance(value, torch.Tensor))
         numbers = tuple(value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)))

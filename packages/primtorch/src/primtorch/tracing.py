@@ -165,14 +165,14 @@ class RecordingMode(DispatchMode):
             )
 
     def _unpacked(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
-        """What autograd kept, or has computed again, and gives to a derivative: it does so past the history, and then has
-        that of the tensor that the graph knows."""
+        """What autograd kept, or has computed again, and gives to a derivative: it does so past the history, and then
+        has that of the tensor that the graph knows."""
         step = step_of(tensor)
         for known in self.alive:
             if known is tensor or not known.requires_grad:
                 continue
             if step is None:  # of inputs no more is told than where they lie
-                same = self.captured and known.is_leaf and memory(known) == memory(tensor)
+                same = self.captured and step_of(known) is None and memory(known) == memory(tensor)
                 same = same and known.shape == tensor.shape and known.stride() == tensor.stride()
             else:
                 same = step_of(known) is step and known.output_nr == tensor.output_nr
@@ -181,7 +181,7 @@ class RecordingMode(DispatchMode):
         return node
 
     def _note_history(self, func: OpOverload, out: object, seen: bool) -> None:
-        """Behind a call: what is computed where nothing is recorded is detached; what else has a history may lose it."""
+        """Behind a call: what is computed where nothing is recorded is detached; what has a history may lose it."""
         for part in out if isinstance(out, (tuple, list)) else (out,):
             node = self._nodes.get(id(part))
             if node is None:
