@@ -64,7 +64,9 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
     follows = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    captured = isinstance(fn, fx.GraphModule)
+    captured = isinstance(fn, fx.GraphModule) and not any(
+        "requires_grad_" in (node.target, getattr(node.target, "__name__", "")) for node in fn.graph.nodes
+    )
     mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows, captured=captured)
     numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
     for i, number in enumerate(numbers):
