@@ -59,6 +59,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("builder",),
         ("operators",),
         ("fake",),
+        ("histories", "own_derivatives"),
+        ("unseen_writes",),
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
         ("traced_bodies",),

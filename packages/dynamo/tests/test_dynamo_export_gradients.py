@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import torchdynamo
 from primtorch.errors import TraceError
+from primtorch.trace import trace
 
 Program = Callable[..., Any]
 
@@ -132,24 +133,92 @@ def the_data_is_written(y: torch.Tensor) -> None:
     y.data.mul_(3)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "torch"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(
     "write", [written_apart, a_part_is_written_apart, what_is_detached_is_written, the_data_is_written]
 )
 def test_a_write_that_autograd_does_not_see(write: Callable[[torch.Tensor], None], own: bool, form: str) -> None:
-    """In eager gradients go on as if nothing had been written. No functional graph can say so: it is refused with the
-    line, and where nobody asks for gradients it is a write like any other."""
+    """Gradients go on as if nothing had been written; a tensor of the caller's is written, too, and stays a leaf."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        y = x.sin() if own else x
+        y = x * 2 if own else x
         write(y)
         return y * x
 
-    example = lambda: torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
-    with pytest.raises(TraceError, match=rf"{Path(__file__).name}.*in {write.__name__}"):
-        torchdynamo.export(program, **FORMS[form])(example().requires_grad_())
-    assert torch.is_grad_enabled()
+    example = lambda: torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3).requires_grad_()
+    exported = torchdynamo.export(program, **FORMS[form])(example())
+    observed = []
+    for call in (program, exported, exported):
+        x = example()
+        out = call(x)
+        (gradient,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
+        observed.append((out, x, gradient, torch.autograd.grad(gradient.pow(2).sum(), x)[0]))
+        assert x.is_leaf and out.requires_grad
+    for found in observed[1:]:
+        for a, b in zip(observed[0], found, strict=True):
+            torch.testing.assert_close(a, b)
     with torch.no_grad():
-        exported = torchdynamo.export(program, **FORMS[form])(example().requires_grad_())
-        torch.testing.assert_close(exported(example().requires_grad_()), program(example()))
+        exported = torchdynamo.export(program, **FORMS[form])(example())
+        torch.testing.assert_close(exported(example()), program(example()))
+
+
+def of_what_is_kept(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    y.data.mul_(2)
+    return y
+
+
+def of_two_histories(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.detach().mul_(x)
+    return y * x
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "torch"])
+@pytest.mark.parametrize("program", [of_what_is_kept, of_two_histories])
+def test_what_no_graph_can_say_is_refused_with_the_line(program: Program, form: str) -> None:
+    with pytest.raises(TraceError, match=rf"{Path(__file__).name}.*in {program.__name__}"):
+        torchdynamo.export(program, **FORMS[form])(torch.ones(3, dtype=torch.float64, requires_grad=True))
+    assert torch.is_grad_enabled()
+
+
+class Opposite(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+def test_a_function_that_the_trace_itself_meets_is_refused() -> None:
+    """Below autograd it is its forward's operators, with no history."""
+    with pytest.raises(TraceError, match=f"Opposite has a derivative of its own.*{Path(__file__).name}"):
+        trace(lambda x: Opposite.apply(x) * 2, torch.ones(3, requires_grad=True))
+    trace(lambda x: Opposite.apply(x) * 2, torch.ones(3))
+
+
+def test_an_alias_that_a_graph_has_as_a_copy_is_not_written() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = Opposite.apply(y)
+        y.data.mul_(3)
+        return z * y
+
+    with pytest.raises(TraceError, match="two names"):
+        torchdynamo.export(program, aten_graph=True)(torch.ones(3, requires_grad=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_derivative_within_the_program_has_the_history_of_what_autograd_kept(form: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        (gradient,) = torch.autograd.grad((y * y.tanh()).sum(), x, create_graph=True)
+        return gradient * x
+
+    example = lambda: torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+    exported = torchdynamo.export(program, **FORMS[form])(example())
+    gradients = [torch.autograd.grad(call(x := example()).sum(), x)[0] for call in (program, exported)]
+    torch.testing.assert_close(*gradients)

@@ -139,7 +139,8 @@ class GradientsOnDemand:
             self.flat = self.flat or flattened(self.joint)
             program = self.programs[key] = gradient_program(self.flat, kept_values.names, missing, cut)
         primals = self._readable(inputs, saved, program.reads)
-        kept = kept_values(program.kept, saved, sizes)
+        # They have no history: one that is the input which the program has detached is that input here.
+        kept = [v.detach() if isinstance(v, torch.Tensor) else v for v in kept_values(program.kept, saved, sizes)]
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
         pattern = (key, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
         compiled = self.compiled.setdefault(pattern, ForSizes(self.taken, "a derivative of the backward"))

@@ -17,8 +17,11 @@ from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.fake import FakeTensor
+from primtorch.functionalize import WRITTEN_APART, WRITTEN_INPUTS
+from primtorch.histories import with_history
 from primtorch.lower import lower
 from primtorch.symbolic import expr_of, float_expr_of
+from primtorch.symbolic.expr import Program
 from primtorch.trace import trace
 from torchdynamo import torch_compilers_marks
 from torchdynamo._C import Entry
@@ -328,8 +331,14 @@ class _Call:
         written: tuple[int, ...] = ()
         others: tuple[int, ...] = ()
         for guard in guards:
-            place = self.place(guard.source, whole.pinned) if guard.source is not None else None
-            if guard.kind is GuardKind.TENSOR and place is not None:
+            place = self._leaf_of(guard, whole.pinned)
+            if isinstance(guard.source, TensorOffset):
+                offset = self.measure(guard.source, whole)
+                program: Program = (("sym", "offset"), ("const", guard.payload), ("eq", 0))
+                relations.append(
+                    Relation(program, {"offset": offset}, f"{source_text(guard.source)} == {guard.payload}")
+                )
+            elif guard.kind is GuardKind.TENSOR and place is not None:
                 tensors[place.index] = guard.payload
             elif guard.kind is GuardKind.SHAPE:
                 relations.append(self._relation(guard.payload, whole))
@@ -361,10 +370,15 @@ class _Call:
             arrays=self.arrays,
         )
 
+    def _leaf_of(self, guard: Guard, pinned: Sequence[object]) -> Leaf | None:
+        """The leaf that a guard speaks of. Where a tensor begins in its memory is a number that a call tells."""
+        told = guard.source is None or isinstance(guard.source, TensorOffset)
+        return None if told else self.place(cast(Source, guard.source), pinned)
+
     def _names(self, guards: Sequence[Guard], pinned: Sequence[object]) -> tuple[str, ...]:
         found: dict[int, str] = {}
         for guard in guards:
-            place = self.place(guard.source, pinned) if guard.source is not None else None
+            place = self._leaf_of(guard, pinned)
             if place is not None and guard.source is not None:
                 found.setdefault(place.index, source_text(guard.source))
         return tuple(found.get(index, f"leaf {index}") for index in range(len(self.leaves)))
@@ -493,7 +507,8 @@ def _of_aten(exported: Exported, whole: Whole[Any]) -> Exported:
         traced = trace(exported.graph, *examples)
     if not symbolic:
         _refuse_numbers(traced)
-    return replace(exported, graph=traced, written=tuple(traced.meta.get("written_inputs", ())))
+    written = {name: tuple(traced.meta.get(name, ())) for name in (WRITTEN_INPUTS, WRITTEN_APART)}
+    return replace(exported, graph=traced, written=written[WRITTEN_INPUTS], written_apart=written[WRITTEN_APART])
 
 
 def _refuse_numbers(traced: fx.GraphModule) -> None:
@@ -512,5 +527,5 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lowered(exported: Exported, decompositions: Decompositions) -> Exported:
-    detach = torch.ops.aten.detach.default  # by which a graph says what has no history
-    return replace(exported, graph=lower(exported.graph, decompositions, preserve=(detach,)))
+    histories = (torch.ops.aten.detach.default, with_history)  # by which a graph says what has which history
+    return replace(exported, graph=lower(exported.graph, decompositions, preserve=histories))

@@ -15,7 +15,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 _PURE_NAMESPACES = frozenset(
     {
         "aten", "prim", "prims", "quantized", "_quantized", "quantization", "mkl", "mkldnn", "mkldnn_prepacked",
-        "onednn", "sparse", "primtorch_packed", "primtorch_quantised", "torchinductor",
+        "onednn", "sparse", "primtorch_histories", "primtorch_packed", "primtorch_quantised",
+        "torchinductor",
     }
 )  # fmt: skip
 """Torch's own operators that compute, and this stack's: what their schemas do not mention does not happen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,13 +15,17 @@ from primtorch import effects
 from primtorch.ambient import functionalization, set_functionalization
 from primtorch.errors import TraceError
 from primtorch.higher_order import HigherOrder
+from primtorch.histories import with_history
 from primtorch.schemas import UserFrame
+from primtorch.spec import spec_of
 from primtorch.tracing import RecordingMode
 
 aten = torch.ops.aten
 Number: TypeAlias = "torch.SymInt | torch.SymFloat"
 WRITTEN_INPUTS = "written_inputs"
 """Key of a graph module's meta: positions of the inputs whose new values follow the outputs."""
+WRITTEN_APART = "written_apart"
+"""Those of them that get their new values past autograd: their histories stay what they are."""
 
 
 # The one operator that writes in place for which torch's functionalization has no kernel, because its functional form
@@ -109,18 +113,22 @@ _HIDDEN_WRITES: dict[object, Callable[..., object]] = {
 }
 
 
-def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -> fx.GraphModule:
+def functionalize(
+    gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number], differentiable: bool = False
+) -> fx.GraphModule:
     """The same program without writes. It returns the old outputs, and then the new value of each input that the
     program writes to; `gm.meta["written_inputs"]` has the positions of those.
 
     Args:
         inputs: one tensor or symbol for each placeholder, as they were before the program ran.
+        differentiable: the graph is to be differentiated operator by operator; `copy` has no derivative.
 
     Raises:
         TraceError: the program writes to a tensor that is neither its own nor an input.
     """
     frames: tuple[UserFrame, ...] = ()
     mode = RecordingMode(frames=lambda: frames)
+    rules = {**_HIDDEN_WRITES, aten.copy_.default: _alike_first} if differentiable else _HIDDEN_WRITES
     values: dict[fx.Node, Any] = {}
     wrapped: list[torch.Tensor | Number] = []
     starts: list[fx.Node] = []
@@ -145,7 +153,7 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
                     for v in fx.map_arg(node.args[0], values.__getitem__)
                 ]
             else:
-                values[node] = _run(node, values, mode)
+                values[node] = _run(node, values, mode, rules)
         ends = [unwrap(w) if isinstance(w, torch.Tensor) else w for w in wrapped]
         for name, outer, start in constants:
             if mode.node_of(unwrap(outer)) is not start:
@@ -159,6 +167,8 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
         if isinstance(end, torch.Tensor) and mode.node_of(end) is not start
     ]
     made = mode.finish((*outputs, *(ends[i] for i in written)))
+    if differentiable:
+        _differentiable_copies(made.graph)
     made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or bool(effects.tags_of(n.target)))
     read = {node.target for node in made.graph.find_nodes(op="get_attr")}
     for name in [name for name, _ in made.named_buffers() if name not in read]:
@@ -168,12 +178,40 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -
     return made
 
 
-def _run(node: fx.Node, values: dict[fx.Node, Any], mode: RecordingMode) -> object:
+def _alike_first(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """A copy from a tensor of the target's shape, dtype and device."""
+    source = source.to(dtype=target.dtype, device=target.device)
+    return target.copy_(source if source.dim() == target.dim() == 0 else source.expand(target.shape))
+
+
+def _differentiable_copies(graph: fx.Graph) -> None:
+    """`copy` is what it copies; where that lies otherwise in memory, its values have the history of that."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        target, source = node.args[:2]
+        given, wanted = spec_of(source.meta["val"]), spec_of(node.meta["val"])
+        with graph.inserting_before(node):
+            if source.target is with_history and given == wanted:
+                made = source
+            elif (given.shape, given.strides, given.dtype) == (wanted.shape, wanted.strides, wanted.dtype):
+                made = graph.call_function(aten.clone.default, (source,))
+            else:
+                apart = [graph.call_function(aten.detach.default, (of,)) for of in (target, source)]
+                values = graph.call_function(aten.copy.default, tuple(apart))
+                for of, like in zip((*apart, values), (target, source, node), strict=True):
+                    of.meta.update(like.meta, stack=node.meta["stack"])
+                made = graph.call_function(with_history, (values, source))
+        if made is not source:
+            made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _run(node: fx.Node, values: dict[fx.Node, Any], mode: RecordingMode, rules: Mapping[object, Any]) -> object:
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     if isinstance(node.target, HigherOrder):  # its bodies write to nothing but what is theirs
         operands = tuple(unwrap(v) if isinstance(v, torch.Tensor) else v for v in args)
         with outside_functionalization():
             found = mode.call_graphs(node.target, operands)
         return tuple(map(wrap, found))
-    call: Any = _HIDDEN_WRITES.get(node.target, node.target)
+    call: Any = rules.get(node.target, node.target)
     return call(*args, **kwargs)

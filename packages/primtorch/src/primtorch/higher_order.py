@@ -63,6 +63,11 @@ def handled_by(handler: Handler | None) -> Iterator[None]:
         _HANDLERS.stack.pop()
 
 
+def current_handler() -> Handler | None:
+    """Who takes the calls of this thread."""
+    return _HANDLERS.stack[-1] if _HANDLERS.stack else None
+
+
 def call_body(body: Body, flat: Values) -> Sequence[Any]:
     """Runs a body, so that whoever traces it knows the user's lines in it."""
     handler = _HANDLERS.stack[-1] if _HANDLERS.stack else None
@@ -162,6 +167,11 @@ class HigherOrder:
         results, `needs` tells of each operand whether its gradient is asked for."""
         raise NoDerivative(f"{self.name} has no derivative")
 
+    def unasked(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether a call has no derivative where these gradients of its results are there, None for those that are
+        not; else the missing ones are zeros."""
+        return False
+
     def differentiated(self, operands: Values) -> Values:
         """The call as one step of autograd's, with the derivative behind it."""
         results: Values = _Differentiated.apply(self, self.keeping(), *operands)  # type: ignore[no-untyped-call]
@@ -243,6 +253,8 @@ class _Differentiated(torch.autograd.Function):
     """A call, and behind it the call of its derivative. What is kept for that is a result like the others: it has a
     derivative of its own, for whoever differentiates twice."""
 
+    told = True  # a trace has a node of the call
+
     @staticmethod
     def forward(operator: HigherOrder, keeping: HigherOrder, *operands: object) -> Values:
         given = set(map(id, operands))
@@ -262,6 +274,8 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor | None) -> tuple[object, ...]:
+        if ctx.operator.unasked(gradients):
+            return (None,) * (2 + len(ctx.needs_input_grad[2:]))
         count = len(ctx.operator.differentiable)
         twice = any(gradient is not None for gradient in gradients[count:])
         operator = ctx.keeping if twice else ctx.operator

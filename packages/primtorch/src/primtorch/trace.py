@@ -14,12 +14,13 @@ from primtorch.ambient import preserved
 from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.functional_forms import adopting
-from primtorch.functionalize import WRITTEN_INPUTS, functionalize, writes
+from primtorch.functionalize import WRITTEN_APART, WRITTEN_INPUTS, functionalize, writes
 from primtorch.higher_order import handled_by
 from primtorch.out_arguments import LandingOut
 from primtorch.schemas import UserFrame
 from primtorch.traced_bodies import Lines, TracedBodies
 from primtorch.tracing import RecordingMode
+from primtorch.unseen_writes import memory
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _OURS = __file__.rpartition("/")[0]
@@ -44,14 +45,16 @@ def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
 
     The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's
     results as a flat tuple. It is functional: a program that writes in place is rewritten, and where it writes to its
-    inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn
+    inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions; `"written_apart"`
+    has those of them that are written only where autograd sees nothing. Tensors that fn
     reads from elsewhere become constants. Branches and loops are a node each, over such graphs of their own. Where an
     example requires a gradient, what has no history in fn is detached. Nodes have the lines of the user: where fn is a
     graph, those of its nodes.
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
-            its own nor an input, or, where autograd does not see it, to one that has a history.
+            its own nor an input, or where autograd does not see it and no graph can say what gradients are then, or
+            calls an autograd function of which it would have but the forward.
     """
     return _traced(fn, Lines(_user_frames), examples)
 
@@ -61,7 +64,10 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
     follows = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows)
+    captured = isinstance(fn, fx.GraphModule) and not any(
+        "requires_grad_" in (node.target, getattr(node.target, "__name__", "")) for node in fn.graph.nodes
+    )
+    mode = RecordingMode(frames=lines, before_write=snapshots.before_write, follows_history=follows, captured=captured)
     numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
     for i, number in enumerate(numbers):
         mode.placeholder(number, f"number_{i}")
@@ -82,15 +88,20 @@ def _traced(fn: Callable[..., object], lines: Lines, examples: Sequence[object])
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
     if follows:
         for out in flat:
-            if isinstance(out, torch.Tensor) and not out.requires_grad:
-                mode.detach(out)
+            if isinstance(out, torch.Tensor):
+                mode.settle(out)
+                if not out.requires_grad:
+                    mode.detach(out)
     recorded = mode.finish(tuple(flat))
     if not writes(recorded):
         return recorded
-    made = adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()]))
+    made = adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()], follows))
     if follows:  # running statistics are computed of what has a history, and have none
         apart = [*(False for _ in numbers), *(not leaf.requires_grad for leaf in inputs)]
         _detached(made, [apart[place] for place in made.meta[WRITTEN_INPUTS]])
+        places = [None] * len(numbers) + [memory(leaf) for leaf in inputs]
+        past = [i for i in made.meta[WRITTEN_INPUTS] if places[i] not in mode.seen_writes]
+        made.meta[WRITTEN_APART] = tuple(past)
     return made
 
 

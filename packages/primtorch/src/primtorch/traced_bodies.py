@@ -16,11 +16,14 @@ from primtorch.errors import TraceError
 from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor
 from primtorch.functionalize import WRITTEN_INPUTS, outside_functionalization
 from primtorch.higher_order import Body, HigherOrder, Transformable, call_body, handled_by, with_bodies
+from primtorch.histories import with_history
 from primtorch.memory import memory_of
+from primtorch.own_derivatives import CustomFunction, OwnDerivative, TakesFunctions
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
 from primtorch.symbolic import expr_of, float_expr_of
 from primtorch.tracing import RecordingMode, results_of
+from primtorch.unseen_writes import memory
 
 Flat = tuple[Any, ...]
 
@@ -70,9 +73,10 @@ class Lines:
             self._graphs.pop()
 
 
-class TracedBodies:
+class TracedBodies(TakesFunctions):
     """Takes the calls of operators over graphs for a mode that records. Regions are traced in place, and so is what
-    torch.func's transforms see into; attention is the operators that it is made of."""
+    torch.func's transforms see into; attention is the operators that it is made of. Functions with a derivative of
+    their own are kept whole where one is recorded."""
 
     def __init__(self, mode: RecordingMode, lines: Lines, trace: Trace) -> None:
         self.mode = mode
@@ -80,6 +84,8 @@ class TracedBodies:
         self.trace = trace
 
     def __call__(self, operator: HigherOrder, operands: Flat) -> Flat:
+        if isinstance(operator, OwnDerivative):  # over graphs that are traced
+            return self.mode.call_graphs(operator, operands)
         if not isinstance(operator, Transformable) or torch._C._are_functorch_transforms_active():
             return operator.run(*operands)
         tensors = operands[operator.sizes :]
@@ -91,6 +97,68 @@ class TracedBodies:
     def run_body(self, body: Body, flat: Flat) -> Sequence[object]:
         """What a body gives, each operator in it of the user's line."""
         return self.lines.run(body, flat) if isinstance(body, fx.GraphModule) else body(*flat)  # type: ignore[no-any-return]
+
+    def custom_function(self, function: CustomFunction, inputs: Flat) -> Flat | None:
+        direct = inputs[: function.direct]
+        recorded = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in direct)
+        if torch._C._are_functorch_transforms_active() or not (recorded and self.mode.follows_history):
+            return None
+        if function.turns and not function.once:
+            raise TraceError(
+                f"the backward of {function.name} turns gradients off or on within{self.mode.line()}: its own "
+                "derivative would be another. Use detach() there, or mark it with once_differentiable"
+            )
+        tensors = tuple(value for value in inputs if isinstance(value, torch.Tensor))
+        numbers = tuple(value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)))
+        symbols = self._symbols((*numbers, *tensors))
+        operator, aliased = self._own_derivative(function, inputs, symbols)
+        for place in aliased:
+            self.mode.part(tensors[place])
+        results = operator.differentiated((*symbols, *tensors))
+        return results[: operator.outputs]
+
+    def with_history(self, value: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = with_history(value, history)
+        self.mode.part(value)
+        self.mode.part(found)
+        return found
+
+    def _own_derivative(
+        self, function: CustomFunction, inputs: Flat, symbols: Sequence[object]
+    ) -> tuple[OwnDerivative, list[int]]:
+        """The operator, and which of its tensors are memory that the function gives again."""
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        fake_mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeMode()
+        split = _Split(function, inputs)
+        with self.mode.paused(), outside_functionalization(), fake_mode:
+            fakes = [fake_mode.from_spec(_described(value)) for value in tensors]
+            forward = self._graph(split.forward, (), symbols, fakes, None)
+            specs = results_of(forward)
+            history = tuple(
+                place < split.outputs
+                and place not in split.non_differentiable
+                and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+                for place, spec in enumerate(specs)
+            )
+            given = [specs[index] if own else _described(tensors[index]) for own, index in split.saved]
+            given += [spec for spec, has in zip(specs, history, strict=True) if has]
+            fakes = [fake_mode.from_spec(spec) for spec in given]
+            split.specs, split.has_history = specs, history
+            backward = self._graph(split.backward, (), symbols, fakes, None, recorded=not function.once)
+        graphs = (forward, backward)
+        operator = OwnDerivative(
+            graphs,
+            len(symbols),
+            history,
+            tags=frozenset(tag for graph in graphs for node in graph.graph.nodes for tag in tags_of(node.target)),
+            title=function.name,
+            outputs=split.outputs,
+            saved=tuple(split.saved),
+            places=tuple(split.places),
+            materialize=function.materialize,
+            once=function.once,
+        )
+        return operator, split.aliased
 
     def _symbols(self, operands: Flat) -> list[Any]:
         """A number for each symbol in what the operands' sizes are, which every body takes."""
@@ -131,8 +199,10 @@ class TracedBodies:
         symbols: Sequence[object],
         fakes: Sequence[FakeTensor],
         alike: Sequence[TensorLike] | None,
+        recorded: bool = False,
     ) -> fx.GraphModule:
-        """A body's graph. Its results are memory of their own, laid out as those of `alike`."""
+        """A body's graph. Its results are memory of their own, laid out as those of `alike`. `recorded`: it says what
+        has no history, as it may be differentiated operator by operator."""
         casts = autocast_state()
 
         def program(*flat: Any) -> list[torch.Tensor]:
@@ -140,13 +210,69 @@ class TracedBodies:
             layouts = [None] * len(found) if alike is None else [spec.stride() for spec in alike]
             return [_own(value, strides) for value, strides in zip(found, layouts, strict=True)]
 
-        with unset(torch.get_default_dtype()), torch.no_grad(), handled_by(None):
+        with unset(torch.get_default_dtype()), torch.set_grad_enabled(recorded), handled_by(None):
             set_autocast_state(casts)
+            for fake in fakes:
+                fake.requires_grad_(recorded and (fake.dtype.is_floating_point or fake.dtype.is_complex))
             graph = self.trace(program, self.lines, [*symbols, *fakes])
         if graph.meta.get(WRITTEN_INPUTS):
             raise TraceError("the body of an operator over graphs writes to its operands")
         _without_copies(graph)
         return graph
+
+
+class _Split:
+    """A function's two bodies as programs of tensors alone: numbers that the forward keeps are the backward's."""
+
+    def __init__(self, function: CustomFunction, inputs: Flat) -> None:
+        self.function, self.inputs = function, inputs
+        self.outputs = function.outputs
+        self.non_differentiable = function.non_differentiable
+        self.aliased: list[int] = []
+        self.saved: list[tuple[bool, int]] = []
+        self.places: list[int] = []  # of what the backward gives
+        self.specs: Sequence[TensorSpec] = ()
+        self.has_history: Sequence[bool] = ()
+        self._numbers: list[object] = []  # for each input of the backward, what it is if it is no tensor
+        self._is_tensor: list[bool] = []
+
+    def _inputs(self, tensors: Sequence[torch.Tensor]) -> list[object]:
+        rest = iter(tensors)
+        return [next(rest) if isinstance(value, torch.Tensor) else value for value in self.inputs]
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        given = self._inputs(tensors)
+        values = list(self.function.forward(*given))
+        kept = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        own = {memory(value) for place, value in enumerate(values) if place in kept[: self.outputs]}  # type: ignore[arg-type]
+        self.aliased = [place for place, tensor in enumerate(tensors) if memory(tensor) in own]
+        at = {place: index for index, place in enumerate(kept)}
+        of_input = {i: sum(isinstance(v, torch.Tensor) for v in given[:i]) for i in range(len(given))}
+        self.saved, self._numbers = [], []
+        for own_value, index in self.function.saved:
+            value = values[index] if own_value else given[index]
+            if isinstance(value, torch.Tensor):
+                self.saved.append((own_value, at[index] if own_value else of_input[index]))
+            self._numbers.append(None if isinstance(value, torch.Tensor) else value)
+        self._is_tensor = [
+            isinstance(values[index] if own_value else given[index], torch.Tensor)
+            for own_value, index in self.function.saved
+        ]
+        return [values[place] for place in kept]
+
+    def backward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        rest = iter(tensors)
+        saved = [
+            next(rest) if is_tensor else number
+            for is_tensor, number in zip(self._is_tensor, self._numbers, strict=True)
+        ]
+        gradients = [
+            next(rest) if has else tensors[-1].new_zeros(spec.shape, dtype=spec.dtype, device=spec.device)
+            for spec, has in zip(self.specs[: self.outputs], self.has_history, strict=False)
+        ]
+        found = list(self.function.backward(*saved, *gradients))
+        self.places = [place for place, gradient in enumerate(found) if gradient is not None]
+        return [found[place] for place in self.places]
 
 
 def _described(value: object) -> TensorSpec:

@@ -17,6 +17,8 @@ import torch
 from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
+from primtorch.higher_order import call_body
+from primtorch.own_derivatives import CustomFunction, tracer
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_rules import Rule, Rules, own_rules
 from torchdynamo.calls.effects import effects_so_far
@@ -131,10 +133,30 @@ class CapturedFunction(nn.Module):
     def forward(self, *inputs: object) -> object:
         """The function's results, and what escapes from inside."""
         direct, escaping = self.carried.direct, self.carried.escaping
+        traced = tracer()
+        found = traced.custom_function(self._custom(), inputs) if traced is not None else None
+        if found is not None:
+            return found
         if not torch._C._are_functorch_transforms_active():
             return self.function.apply(self, inputs[direct:], *inputs[:direct])
         values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
         return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
+
+    def _custom(self) -> CustomFunction:
+        """The function for who traces the graph that calls it."""
+        carried, forward, backward = self.carried, self.forward_graph, self.backward_graph
+        return CustomFunction(
+            name=carried.name,
+            forward=lambda *inputs: call_body(forward, tuple(inputs[index] for index in carried.forward_inputs)),
+            backward=lambda *given: call_body(backward, given),
+            direct=carried.direct,
+            outputs=carried.outputs,
+            saved=tuple((own, index) for own, index, _ in carried.saved),
+            non_differentiable=carried.non_differentiable,
+            materialize=carried.materialize,
+            once=carried.once,
+            turns=any(node.target is torch._C._set_grad_enabled for node in backward.graph.nodes),
+        )
 
     def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:
         """The rule for what is asked, recorded where it is the first time.

@@ -22,6 +22,7 @@ from torch import fx
 from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.control_flow import Cond, Scan, WhileLoop
 from primtorch.higher_order import HigherOrder, InvokeSubgraph
+from primtorch.own_derivatives import OwnDerivative
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -104,6 +105,7 @@ def _program(exported: Exported, memories: list[bytes]) -> dict[str, Json]:
         "met": [_reference(met) for met in exported.met],
         "assertions": [[[f.file, f.line, f.function] for f in place] for place in exported.assertions],
         "written": exported.written,
+        "written_apart": exported.written_apart,
         "guards": exported.print_guards(),
         "checks": {
             "names": checks.names,
@@ -195,8 +197,19 @@ def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
     return rows
 
 
-_OVER_BODIES: Mapping[str, type[HigherOrder]] = {kind.name: kind for kind in (Cond, InvokeSubgraph, Scan, WhileLoop)}
-_NUMBERS_OF_LOOPS = ("carries", "mapped", "reverse")
+_KINDS: tuple[type[HigherOrder], ...] = (Cond, InvokeSubgraph, OwnDerivative, Scan, WhileLoop)
+_OVER_BODIES: Mapping[str, type[HigherOrder]] = {kind.name: kind for kind in _KINDS}
+_MORE_OF_KINDS: Mapping[str, Callable[[Any], Any]] = {  # what else a record has, and how it is read
+    "carries": int,
+    "mapped": int,
+    "reverse": bool,
+    "title": str,
+    "outputs": int,
+    "saved": lambda rows: tuple((bool(own), int(index)) for own, index in rows),
+    "places": lambda places: tuple(map(int, places)),
+    "materialize": bool,
+    "once": bool,
+}
 
 
 def _over_bodies(operator: HigherOrder) -> Json:
@@ -208,7 +221,7 @@ def _over_bodies(operator: HigherOrder) -> Json:
         if not isinstance(body, fx.GraphModule):
             raise NotExportable(f"a body of {operator.name} has no form in a file")
         bodies.append(_graph(body))
-    numbers = {name: int(getattr(operator, name)) for name in _NUMBERS_OF_LOOPS if hasattr(operator, name)}
+    numbers: dict[str, Json] = {name: getattr(operator, name) for name in _MORE_OF_KINDS if hasattr(operator, name)}
     return {
         "over": operator.name,
         "bodies": bodies,
@@ -312,6 +325,7 @@ class _Reader:
             met=tuple(_of(Result, self._reference(met)) for met in text["met"]),
             assertions=tuple(tuple(_frame(frame) for frame in place) for place in text["assertions"]),
             written=_integers(text["written"]),
+            written_apart=_integers(text.get("written_apart", ())),
             text=str(text["guards"]),
         )
 
@@ -382,11 +396,7 @@ class _Reader:
             self.nodes = {}
             bodies.append(self._graph(rows, tensors, _within(held, node, place)))
         self.nodes = around
-        numbers: dict[str, Any] = {
-            name: int(row["numbers"][name]) for name in _NUMBERS_OF_LOOPS if name in row["numbers"]
-        }
-        if "reverse" in numbers:
-            numbers["reverse"] = bool(numbers["reverse"])
+        numbers = {name: read(row["numbers"][name]) for name, read in _MORE_OF_KINDS.items() if name in row["numbers"]}
         kind, history = _OVER_BODIES[str(row["over"])], tuple(map(bool, row["differentiable"]))
         tags = frozenset(map(str, row["tags"]))
         return kind(tuple(bodies), int(row["sizes"]), history, tags=tags, **numbers)

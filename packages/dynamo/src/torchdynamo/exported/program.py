@@ -222,6 +222,7 @@ class Exported:
         symbols: the numbers that a call tells.
         assertions: the user's stack at each condition that the graph takes for met; `met` are its results that say so.
         written: graph inputs that get new values, which follow the graph's other results (of ATen's operators).
+        written_apart: those of them whose histories stay what they are.
         inputs: the source of each placeholder, for a graph of this process; one from a file has none, and no guards.
         text: the guards as text.
     """
@@ -236,6 +237,7 @@ class Exported:
     met: tuple[Result, ...] = ()
     assertions: tuple[tuple[UserFrame, ...], ...] = ()
     written: tuple[int, ...] = ()
+    written_apart: tuple[int, ...] = ()
     inputs: tuple[Source, ...] = ()
     text: str = ""
 
@@ -260,7 +262,8 @@ class Exported:
             self._refuse_overlap(given)
         results = tuple(self.graph(*self._apart(given)))
         for place, value in zip(self.written, results[len(results) - len(self.written) :], strict=True):
-            given[place].copy_(value)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and place not in self.written_apart):
+                given[place].copy_(value)
         if not all(bool(self._value(met, leaves, numbers, results)) for met in self.met):
             lines = dict.fromkeys(f"{place[-1].file}:{place[-1].line}" for place in self.assertions if place)
             raise AssertionError(f"a condition that the program raises without is not met: {', '.join(lines)}")

@@ -19,7 +19,7 @@ from torch.amp import autocast_mode
 from torch.overrides import get_overridable_functions, resolve_name
 from torch.utils._device import _device_constructors
 
-from primtorch import ambient
+from primtorch import ambient, histories
 from primtorch.prims import PRIMS, Prim
 from primtorch.symbolic import SCALAR_OPS
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -43,7 +43,7 @@ _MORE_OF_TORCH = (
 )  # fmt: skip
 # Functions that classes may override, too, though torch's table lacks them.
 _MORE_OF_FUNCTIONAL = ("hardsigmoid", "hardswish", "grouped_mm", "scaled_mm", "scaled_grouped_mm")
-_NAMESPACES = frozenset({"aten"})  # of operators; `load(operators=...)` adds to them
+_NAMESPACES = frozenset({"aten", histories.NAMESPACE})  # of operators; `load(operators=...)` adds to them
 _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten::_save_for_backward"})
 
 

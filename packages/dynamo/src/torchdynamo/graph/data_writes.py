@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
+from primtorch.own_derivatives import tracer
 from torchdynamo.graph.derivatives import tensors_of
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
@@ -37,7 +38,10 @@ class _WithData(torch.autograd.Function):
 
 def with_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """What the tensor is once it was given the value's memory."""
+    traced = tracer()
     with torch.enable_grad():  # the history is the tensor's, whether or not one is recorded where this is done
+        if traced is not None:
+            return traced.with_history(value, tensor)
         return _WithData.apply(tensor, value)  # type: ignore[no-any-return]
 
 

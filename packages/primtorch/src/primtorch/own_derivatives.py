@@ -1,0 +1,152 @@
+"""Functions with a derivative of their own (`torch.autograd.Function`) as operators over two graphs.
+
+`OwnDerivative` has the forward and the backward for bodies. Whoever has captured such a function offers it to the trace
+that it runs in (`taken`), which makes a node of it where a derivative may be asked for; a graph that runs calls it as
+one step of autograd's. What autograd would keep for the backward are operands and results of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from primtorch.arguments import TensorLike
+from primtorch.higher_order import Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
+from primtorch.spec import TensorSpec, spec_of
+
+
+@dataclass(frozen=True, slots=True)
+class CustomFunction:
+    """A function as it was captured.
+
+    Attributes:
+        name: of the class.
+        forward: of inputs; gives the results, then what the backward reads beside them and the inputs.
+        backward: of what is saved, then a gradient for each result; gives one, or None, for each of the first inputs.
+        direct: how many inputs have gradients; they come first.
+        outputs: how many of what the forward gives are results.
+        saved: for each input of the backward before the gradients whether it is what the forward gives, and its index
+            there or among the inputs.
+        non_differentiable: indices of results without a history.
+        materialize: a gradient that is missing is zeros; else there is no gradient.
+        once: the backward has no derivative.
+        turns: the backward turns gradients off or on within: it was captured where none are recorded.
+    """
+
+    name: str
+    forward: Callable[..., Sequence[Any]]
+    backward: Callable[..., Sequence[Any]]
+    direct: int
+    outputs: int
+    saved: tuple[tuple[bool, int], ...]
+    non_differentiable: tuple[int, ...]
+    materialize: bool
+    once: bool
+    turns: bool = False
+
+
+class TakesFunctions(Handler):
+    """Somebody who traces a program and keeps such functions whole."""
+
+    def custom_function(self, function: CustomFunction, inputs: Values) -> Values | None:
+        """What the function gives; None: it is to be run as it is."""
+        raise NotImplementedError
+
+    def with_history(self, value: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        """The values of the one, with the history of the other."""
+        raise NotImplementedError
+
+
+def tracer() -> TakesFunctions | None:
+    """Who traces the program that runs, and keeps functions whole."""
+    handler = current_handler()
+    return handler if isinstance(handler, TakesFunctions) else None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnDerivative(HigherOrder):
+    """A function over its two graphs. Results are the function's, then what only the backward reads.
+
+    Attributes:
+        title: the class's name.
+        outputs: how many results are the function's.
+        saved: what the backward takes before the gradients: whether it is a result, and its index among the results or
+            the tensors of the call.
+        places: for each result of the backward the index of its tensor of the call.
+        materialize, once: see `CustomFunction`.
+    """
+
+    title: str = field(kw_only=True)
+    outputs: int = field(kw_only=True)
+    saved: tuple[tuple[bool, int], ...] = field(kw_only=True)
+    places: tuple[int, ...] = field(kw_only=True)
+    materialize: bool = field(default=True, kw_only=True)
+    once: bool = field(default=False, kw_only=True)
+
+    labels = ("forward", "backward")
+    name = "own_derivative"
+    keeps_results: ClassVar[bool] = True
+
+    def __call__(self, *operands: object) -> Values:
+        handler = tracer()
+        if handler is not None:
+            return handler(self, operands)
+        recorded = torch.is_grad_enabled() and any(isinstance(o, torch.Tensor) and o.requires_grad for o in operands)
+        if recorded or torch._C._are_functorch_transforms_active():
+            return self.differentiated(operands)
+        return self.run(*operands)
+
+    def run(self, *operands: object) -> Values:
+        with torch.no_grad():
+            return tuple(self._runners()[0](*operands))
+
+    def given(self, operands: Values) -> tuple[Values, ...]:
+        tensors = operands[self.sizes :]
+        return tensors, ()  # the backward's are made when the forward is known
+
+    def results(self, operands: Values, found: Sequence[Sequence[TensorLike]]) -> tuple[TensorSpec, ...]:
+        return tuple(map(spec_of, found[0]))
+
+    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
+        numbers, tensors = operands[: self.sizes], operands[self.sizes :]
+        saved = [kept[index] if own else tensors[index] for own, index in self.saved]
+        of = [result for result, has in zip(kept, self.differentiable, strict=True) if has]
+        gradients = [_laid_out(tangent, spec_of(result)) for tangent, result in zip(tangents, of, strict=True)]
+        operator = _Backward((self.bodies[1],), self.sizes, (), kept=len(saved), once=self.once)
+        places = tuple(self.sizes + place for place in self.places)
+        return Derivative(operator, (*numbers, *saved, *gradients), places)
+
+    def unasked(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        return not self.materialize and any(gradient is None for gradient in gradients[: self.outputs])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Backward(InvokeSubgraph):
+    """The call of a backward, over numbers, what was saved (`kept` tensors), and the gradients."""
+
+    kept: int = field(default=0, kw_only=True)
+    once: bool = field(default=False, kw_only=True)
+
+    def run(self, *operands: Any) -> Values:
+        first = self.sizes + self.kept
+        body = self._runners()[0]
+        if not self.once:
+            return tuple(body(*operands))
+        # Whether the results are differentiated, and so raise, the gradients say.
+        return tuple(_run_once(None, lambda *gradients: tuple(body(*operands[:first], *gradients)), *operands[first:]))
+
+
+@once_differentiable
+def _run_once(ctx: None, body: Callable[..., Values], *gradients: torch.Tensor) -> Values:
+    return body(*gradients)
+
+
+def _laid_out(tangent: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A gradient with the strides that the backward was traced for."""
+    if tuple(tangent.stride()) == tuple(spec.strides):
+        return tangent
+    return torch.empty_strided(spec.shape, spec.strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
