@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -154,7 +153,7 @@ _ITERTOOLS: tuple[object, ...] = (
     itertools.combinations, itertools.combinations_with_replacement, itertools.cycle, itertools.dropwhile,
     itertools.filterfalse, itertools.groupby, itertools.islice, itertools.pairwise, itertools.permutations,
     itertools.product, itertools.takewhile, itertools.zip_longest,
-    *((itertools.batched,) if sys.version_info >= (3, 12) else ()),
+    *(getattr(itertools, name) for name in ("batched",) if hasattr(itertools, name)),  # from Python 3.12 on
 )  # fmt: skip
 _TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     *((maker, _shared) for maker in numpy_values.MAKERS),
