@@ -137,7 +137,8 @@ class _Backward(InvokeSubgraph):
         if not self.once:
             return tuple(body(*operands))
         # Whether the results are differentiated, and so raise, the gradients say.
-        return tuple(_run_once(None, lambda *gradients: tuple(body(*operands[:first], *gradients)), *operands[first:]))
+        found = _run_once(None, lambda *gradients: tuple(body(*operands[:first], *gradients)), *operands[first:])
+        return (found,) if isinstance(found, torch.Tensor) else found  # torch takes a single one out of its tuple
 
 
 @once_differentiable
