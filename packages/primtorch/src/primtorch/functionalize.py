@@ -16,6 +16,7 @@ from primtorch.ambient import functionalization, set_functionalization
 from primtorch.errors import TraceError
 from primtorch.higher_order import HigherOrder
 from primtorch.histories import with_history
+from primtorch.layout import written_alike
 from primtorch.schemas import UserFrame
 from primtorch.spec import spec_of
 from primtorch.tracing import RecordingMode
@@ -190,9 +191,11 @@ def _differentiable_copies(graph: fx.Graph) -> None:
         target, source = node.args[:2]
         given, wanted = spec_of(source.meta["val"]), spec_of(node.meta["val"])
         with graph.inserting_before(node):
-            if source.target is with_history and given == wanted:
+            alike = given.dtype == wanted.dtype and written_alike(given.shape, wanted.shape)
+            alike = alike and written_alike(given.strides, wanted.strides)
+            if source.target is with_history and alike and given.device == wanted.device:
                 made = source
-            elif (given.shape, given.strides, given.dtype) == (wanted.shape, wanted.strides, wanted.dtype):
+            elif alike:
                 made = graph.call_function(aten.clone.default, (source,))
             else:
                 apart = [graph.call_function(aten.detach.default, (of,)) for of in (target, source)]

@@ -18,6 +18,7 @@ from primtorch.errors import TraceError
 from primtorch.fake import FakeTensor
 from primtorch.higher_order import HigherOrder, handled_by
 from primtorch.histories import step_of, untold, with_history
+from primtorch.layout import written_alike
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import materialize
@@ -173,7 +174,8 @@ class RecordingMode(DispatchMode):
                 continue
             if step is None:  # of inputs no more is told than where they lie
                 same = self.captured and step_of(known) is None and memory(known) == memory(tensor)
-                same = same and known.shape == tensor.shape and known.stride() == tensor.stride()
+                same = same and written_alike(known.shape, tensor.shape)
+                same = same and written_alike(known.stride(), tensor.stride())
             else:
                 same = step_of(known) is step and known.output_nr == tensor.output_nr
             if same:
