@@ -53,9 +53,10 @@ OUTSIDE = "_ComputedBackward"  # the name of the node that stands for the histor
 
 
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Every node of the tensors' history as far as the graph knows it, once."""
-    with torch._C.DisableTorchFunction():
-        work = [torch.autograd.graph.get_gradient_edge(t).node for t in tensors if t.requires_grad]
+    """Every node of the tensors' history as far as the graph knows it, once. Tensors of inference mode have none."""
+    recorded = [t for t in tensors if t.requires_grad and not t.is_inference()]
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False):
+        work = [torch.autograd.graph.get_gradient_edge(t).node for t in recorded]
     seen: set[object] = set()
     while work:
         node = work.pop()
