@@ -27,6 +27,8 @@ pytestmark = pytest.mark.expected_eager("tensor_hook", "autograd_function", "amb
 Tensor = torch.Tensor
 Piece = Callable[[Tensor, Tensor], Tensor]
 
+# Backwards here are linear in gradients, as derivatives are: whether one runs for a gradient that is zero is not to show.
+
 
 class Scaled(torch.autograd.Function):
     @staticmethod
@@ -95,7 +97,7 @@ class Several(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor, apart: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         a, product = ctx.saved_tensors
-        return first * product + 1, second * a
+        return first * product + first, second * a
 
 
 class Nested(torch.autograd.Function):
@@ -109,7 +111,7 @@ class Nested(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (a,) = ctx.saved_tensors
-        return Scaled.apply(a, gradient) + Reversed.apply(a, 0.5)
+        return Scaled.apply(a, gradient) + Reversed.apply(gradient, 0.5)
 
 
 class Unasked(torch.autograd.Function):
