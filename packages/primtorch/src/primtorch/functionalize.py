@@ -125,7 +125,8 @@ def functionalize(
         differentiable: the graph is to be differentiated operator by operator; `copy` has no derivative.
 
     Raises:
-        TraceError: the program writes to a tensor that is neither its own nor an input.
+        TraceError: the program writes to a tensor that is neither its own nor an input, or through views that cannot
+            be put back into what they are of.
     """
     frames: tuple[UserFrame, ...] = ()
     mode = RecordingMode(frames=lambda: frames)
@@ -217,4 +218,10 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], mode: RecordingMode, rules: 
             found = mode.call_graphs(node.target, operands)
         return tuple(map(wrap, found))
     call: Any = rules.get(node.target, node.target)
-    return call(*args, **kwargs)
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:  # what ran when it was recorded is no error of the program's
+        stack = node.meta.get("stack", ())
+        line = f" ({stack[-1]})" if stack else ""
+        what = f"a graph without writes has no form for what {node.target} writes or reads here{line}"
+        raise TraceError(f"{what}: {str(error).partition(chr(10))[0]}") from error
