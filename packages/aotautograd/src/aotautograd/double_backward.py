@@ -167,7 +167,8 @@ class GradientsOnDemand:
             else:
                 raise DoubleBackwardUnavailable(
                     f"a derivative of the backward needs the value that input {node.name} had "
-                    "before the program wrote it"
+                    "before the program wrote it",
+                    next((user.meta["stack"] for user in node.users if user.meta.get("stack")), ()),
                 )
         return values
 

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from primtorch import effects
 from primtorch.ambient import functionalization, set_functionalization
-from primtorch.errors import TraceError
+from primtorch.errors import PrimTorchError, TraceError
 from primtorch.higher_order import HigherOrder
 from primtorch.histories import with_history
 from primtorch.layout import written_alike
@@ -220,6 +220,8 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], mode: RecordingMode, rules: 
     call: Any = rules.get(node.target, node.target)
     try:
         return call(*args, **kwargs)
+    except PrimTorchError:
+        raise
     except RuntimeError as error:  # what ran when it was recorded is no error of the program's
         stack = node.meta.get("stack", ())
         line = f" ({stack[-1]})" if stack else ""
