@@ -7,7 +7,7 @@ backward is again derived on demand, to any order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,7 @@ def gradient_program(
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
     totals = {_total(joint, i): i for i in cut.observed}
+    _refuse_functions(nodes)
     needed, kept, masks = _taken(joint, known, list(totals))
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
     for node in needed.difference(kept):
@@ -240,6 +241,19 @@ def gradient_program(
         tuple(n.name for n in (*kept, *masks.values())),
         variant.made_gradients,
     )
+
+
+def _refuse_functions(nodes: Iterable[fx.Node]) -> None:
+    """Raises where a function's backward, of which the graph has the operators, is differentiated otherwise."""
+    for node in nodes:
+        history = node.meta.get(HISTORY)
+        why = getattr(history.call.target, "no_second_derivative", "") if isinstance(history, FunctionResult) else ""
+        if why:
+            raise DoubleBackwardUnavailable(
+                f"a derivative of the backward needs that of an autograd function's, and {why}; keep the function out "
+                "of what is compiled, with torchcompile.disable",
+                node.meta.get("stack", ()),
+            )
 
 
 def _total(joint: JointGraph, tangent: int) -> fx.Node:

@@ -290,6 +290,8 @@ class FunctionCall:
     """A call of a user's module that applies an autograd function: its results' history is that function's backward.
 
     Attributes:
+        target: where its `no_second_derivative` says why, the operators of the backward are not what a derivative of it
+            is computed of.
         args: what it was given, with the nodes of tensors.
         draws: whether its forward takes random numbers.
     """

@@ -107,6 +107,8 @@ class CapturedFunction(nn.Module):
 
     Attributes:
         rules: the function's own rules by what they were asked for; `record` makes them as long as capture goes on.
+        turns: the backward turns grad mode off or on, as it was where it was captured.
+        no_second_derivative: why the operators of the backward do not say what its derivative is; else empty.
     """
 
     def __init__(
@@ -122,7 +124,9 @@ class CapturedFunction(nn.Module):
         self.forward_graph = forward_graph
         self.backward_graph = backward_graph
         self.carried = carried
-        base = _CarrierOnce if carried.once else _Carrier
+        self.turns = any(node.target is torch._C._set_grad_enabled for node in backward_graph.graph.nodes)
+        self.no_second_derivative = _no_second_derivative(self)
+        base = _CarrierOnce if carried.once else _CarrierOfTurns if self.turns else _Carrier
         self.function: Any = type(carried.name, (base,), {})
         above = (_Transformable, base) if carried.transformable else (base,)
         own: dict[str, Any] = {"vmap": staticmethod(_vmap)} if carried.own_vmap else {}
@@ -155,7 +159,7 @@ class CapturedFunction(nn.Module):
             non_differentiable=carried.non_differentiable,
             materialize=carried.materialize,
             once=carried.once,
-            turns=any(node.target is torch._C._set_grad_enabled for node in backward.graph.nodes),
+            turns=self.turns,
         )
 
     def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:
@@ -277,6 +281,58 @@ class _CarrierOnce(_Carrier):
     @once_differentiable
     def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
         return _Carrier.backward(ctx, *gradients)
+
+
+class _CarrierOfTurns(_Carrier):
+    @staticmethod
+    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
+        recorded = torch.is_grad_enabled()
+        with torch.no_grad():
+            found = _Carrier.backward(ctx, *gradients)
+        kept = _kept_apart(ctx) if hasattr(ctx, "kept") else _kept(ctx, ctx.module.carried)
+        sources = [t for t in (*gradients, *kept) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not recorded or not sources:
+            return found
+        why = f"{ctx.module.carried.name}: {ctx.module.no_second_derivative}; {_REMEDY}"
+        return tuple(_Refused.apply(why, t, *sources) if isinstance(t, torch.Tensor) else t for t in found)  # type: ignore[no-untyped-call]
+
+
+class _Refusal(BackwardCFunction):
+    why: str
+
+
+class _Refused(torch.autograd.Function):
+    """A tensor that depends on others by a derivative that nobody has."""
+
+    @staticmethod
+    def forward(ctx: _Refusal, why: str, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.why = why
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: _Refusal, gradient: torch.Tensor) -> tuple[object, ...]:
+        raise RuntimeError(ctx.why)
+
+
+_DETACHING = frozenset({"detach", "detach_", "alias"})
+_REMEDY = "a compiled program has no derivative of it. Keep the function out of it with torchcompile.disable"
+
+
+def _no_second_derivative(module: CapturedFunction) -> str:
+    """Why a trace of the backward, which has its operators, would be differentiated otherwise than eager does."""
+    carried, backward = module.carried, module.backward_graph
+    if carried.once:
+        return "its backward may be differentiated once"
+    if module.turns:
+        return "its backward turns grad mode off or on"
+    if any(own and index >= carried.outputs for own, index, _ in carried.saved):
+        return "its backward reads what the forward computed inside, which has no history"
+    for node in backward.graph.nodes:
+        if node.op == "call_module" and isinstance(backward.get_submodule(str(node.target)), CapturedFunction):
+            return "its backward calls another function with a derivative of its own"
+        if getattr(node.target, "__name__", str(node.target)) in _DETACHING:
+            return "its backward detaches a value"
+    return ""
 
 
 class _Derivative(FunctionCtx):
