@@ -350,8 +350,8 @@ SELDOM: tuple[Piece, ...] = (
 
 
 # Functions of whose backward a trace has the operators, which are not all that a second derivative is made of.
-REFUSED_TWICE = (by_kept, by_nested, by_once, by_turning)
-TWICE = (by_reversed, by_several, by_unasked, by_checkpoint, by_a_derivative, by_square_apart)
+REFUSED_TWICE = (by_kept, by_nested, by_once, by_turning, by_checkpoint)
+TWICE = (by_reversed, by_several, by_unasked, by_a_derivative, by_square_apart)
 
 
 def draw(source: random.Random) -> tuple[str, Piece]:

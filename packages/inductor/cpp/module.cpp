@@ -162,6 +162,11 @@ void bind(const Program& program, PyObject* list, Frame& frame) {
           input.device.str() + ", not a " + std::to_string(tensor.dim()) + "-d " + c10::toString(tensor.scalar_type()) + " tensor on " +
           tensor.device().str());
     }
+    if (tensor.key_set().has(c10::DispatchKey::Python) && tensor.numel() != 0 && tensor.storage().data() == nullptr) {
+      throw py::type_error(expected(program, i) + " must be a tensor with memory of its own, not a " + Py_TYPE(item)->tp_name +
+                           ": keep what makes it, or gives it as a gradient, and what takes it in one compiled function, or "
+                           "neither in any, with torchcompile.disable");
+    }
     frame.slots[input.index] = tensor;
   }
 }

@@ -243,11 +243,19 @@ def gradient_program(
     )
 
 
+def _no_second_derivative(target: object) -> str:
+    """Why a function's operators do not say what the derivative of its backward is; of a region, of those within."""
+    own = getattr(target, "no_second_derivative", None)
+    parts = target.modules() if own is None and isinstance(target, torch.nn.Module) else ()
+    within = any(hasattr(part, "no_second_derivative") for part in parts)
+    return "it is called within a region that the backward runs again" if within else own or ""
+
+
 def _refuse_functions(nodes: Iterable[fx.Node]) -> None:
     """Raises where a function's backward, of which the graph has the operators, is differentiated otherwise."""
     for node in nodes:
         history = node.meta.get(HISTORY)
-        why = getattr(history.call.target, "no_second_derivative", "") if isinstance(history, FunctionResult) else ""
+        why = _no_second_derivative(history.call.target) if isinstance(history, FunctionResult) else ""
         if why:
             raise DoubleBackwardUnavailable(
                 f"a derivative of the backward needs that of an autograd function's, and {why}; keep the function out "
