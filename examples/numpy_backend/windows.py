@@ -34,14 +34,12 @@ def _windows(x, kernel, stride, padding, dilation, ceil_mode, fill):
 def max_pool(x, kernel, stride, padding, dilation, ceil_mode):
     low = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
     shown = _windows(x, kernel, stride, padding, dilation, ceil_mode, low)
-    places = np.arange(math.prod(x.shape[2:])).reshape(1, 1, *x.shape[2:])
-    where = _windows(places, kernel, stride, padding, dilation, ceil_mode, -1)
-    inside = np.broadcast_to(where >= 0, shown.shape)
+    inside = _windows(np.ones((1, 1, *x.shape[2:]), bool), kernel, stride, padding, dilation, ceil_mode, False)
+    inside = np.broadcast_to(inside, shown.shape)
     best = np.argmax(np.where(inside, shown, low), -1)[..., None]
-    return (
-        np.take_along_axis(shown, best, -1)[..., 0],
-        np.take_along_axis(np.broadcast_to(where, shown.shape), best, -1)[..., 0],
-    )
+    best = np.where(np.take_along_axis(inside, best, -1), best, np.argmax(inside, -1)[..., None])
+    places = np.uint8 if math.prod(kernel) <= 256 else np.int32  # where in its window the maximum is
+    return np.take_along_axis(shown, best, -1)[..., 0], best[..., 0].astype(places)
 
 
 def avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
