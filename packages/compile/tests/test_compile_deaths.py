@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def children() -> set[str]:
+def forked() -> set[str]:
     """Processes, ended ones too, that are this one's: forks of it alone, and no compilers that wait for work."""
     found = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
     own = Path("/proc/self/cmdline").read_bytes()
@@ -45,9 +45,9 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    before, others = len(os.listdir("/proc/self/fd")), children()
+    before, others = len(os.listdir("/proc/self/fd")), forked()
     yield
-    assert not children() - others
+    assert not forked() - others
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the lines of /dev/null, which redirection may open
     assert not list(scratch.glob("torchcompile-child-*"))
 
