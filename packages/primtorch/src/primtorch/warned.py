@@ -31,7 +31,7 @@ def called_at(
 @functools.lru_cache(maxsize=4096)
 def _caller(file: str, line: int) -> Callable[..., Any]:
     """`_call` as a function of that line: C code looks for the file, the line and what was said there in its frame."""
-    code = _call.__code__.replace(co_filename=file, co_firstlineno=line - 1)  # its body is on the next line
+    code = _call.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))  # its body is on the next line
     names = {"__builtins__": builtins, "__name__": _MODULES.of(file), "__warningregistry__": _warned_in(file)}
     return types.FunctionType(code, names)
 

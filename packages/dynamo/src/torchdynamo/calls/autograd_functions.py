@@ -304,10 +304,15 @@ class _Refusal(BackwardCFunction):
 class _Refused(torch.autograd.Function):
     """A tensor that depends on others by a derivative that nobody has."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: _Refusal, why: str, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
-        ctx.why = why
+    def forward(why: str, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: _Refusal, inputs: tuple[str, *tuple[torch.Tensor, ...]], output: torch.Tensor) -> None:
+        ctx.why = inputs[0]
 
     @staticmethod
     def backward(ctx: _Refusal, gradient: torch.Tensor) -> tuple[object, ...]:
