@@ -533,3 +533,55 @@ def test_second_derivatives_are_eagers_or_refused(piece: Piece, backend: str, dy
                 assert piece in REFUSED_TWICE and "torchcompile.disable" in str(error)
             else:
                 assert differs(observed(program, example(rows, 2), 2), found) is None
+
+
+def in_two_parts(backward: Callable[[Any, Tensor], Tensor]) -> Any:
+    """tanh with a derivative of its own, as transforms take it."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(a: Tensor) -> Tensor:
+            return a.tanh()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return backward(ctx, gradient)
+
+    return Own
+
+
+def _turned(ctx: Any, gradient: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = ctx.saved_tensors[0].cos()
+    return gradient * scale * ctx.saved_tensors[0]
+
+
+Plain = in_two_parts(lambda ctx, g: g * ctx.saved_tensors[0].cos())
+TRANSFORMED = {
+    "plain": Plain, "turning": in_two_parts(_turned),
+    "detaching": in_two_parts(lambda ctx, g: g * ctx.saved_tensors[0].detach() * ctx.saved_tensors[1]),
+    "of data": in_two_parts(lambda ctx, g: g * ctx.saved_tensors[0].data),
+    "nested": in_two_parts(lambda ctx, g: Plain.apply(ctx.saved_tensors[0]) * g),
+}  # fmt: skip
+
+
+@pytest.mark.expected_eager("function_transform", "external_write", "backward")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", TRANSFORMED)
+def test_transforms_of_functions(kind: str, backend: str) -> None:
+    def once(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: TRANSFORMED[kind].apply(y).sum())(x)
+
+    def twice(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: once(y).sum())(x)
+
+    torchcompile.reset()
+    for program in (once, twice):
+        compiled = torchcompile.compile(program, backend=backend)
+        for x in (torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)):
+            torch.testing.assert_close(compiled(x), program(x))
+        assert program is twice or not torchcompile.report().breaks

@@ -161,11 +161,16 @@ class Regions:
 
     def finished_sealed(self, region: Region) -> fx.GraphModule:
         """The nested graph of a sealed region, at once: nothing within can get one more result."""
-        for node in region.graph.nodes:
+        self._make_called(region.graph)
+        return self.finished(region)
+
+    def _make_called(self, graph: fx.Graph) -> None:
+        """Makes the modules of the regions that a graph calls, where they are not made yet."""
+        for node in graph.nodes:
             inner = self._named.get(node.target) if node.op == "call_module" else None
             if inner is not None and inner.make is not None:
-                self.modules[node.target], inner.make = inner.make(self.finished(inner), inner), None
-        return self.finished(region)
+                make, inner.make = inner.make, None
+                self.modules[node.target] = make(self.finished(inner), inner)
 
     def call_module(
         self, module: nn.Module, inputs: Sequence[fx.Node], name: str, region: Region | None = None
@@ -195,12 +200,14 @@ class Regions:
         """Makes the modules of all regions that the whole graph still calls."""
         for name, region in self._named.items():
             if region.make is not None and region.call is not None and not region.call._erased:
-                self.modules[name] = region.make(self.finished(region), region)
+                make, region.make = region.make, None
+                self.modules[name] = make(self.finished(region), region)
 
     def finished(self, region: Region) -> fx.GraphModule:
         """A nested graph, with its output node and without dead ones."""
         region.graph.output(tuple(region.outputs))
         erase_dead_nodes(region.graph)
+        self._make_called(region.graph)  # such as those that the backward of a function calls, which nothing else names
         return graph_module(self.modules, region.graph, "Region")
 
 
