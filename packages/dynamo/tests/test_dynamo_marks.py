@@ -340,3 +340,44 @@ def test_a_break_that_is_asked_for_under_fullgraph() -> None:
     with pytest.raises(torchdynamo.Unsupported, match=r"graph_break(.|\n)*remove the call(.|\n)*test_dynamo_marks"):
         Compiled(program, fullgraph=True).run(X)
     torch.testing.assert_close(program(X), X + 1, rtol=0, atol=0)
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        return a**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.saved_tensors[0].detach() * 5
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 7
+
+
+@pytest.mark.parametrize("function", [Cubed.apply, torch.sin], ids=["apply", "of C"])
+@pytest.mark.parametrize("mark", [torchdynamo.disable, torchdynamo.skip_frame])
+def test_what_others_call_too_is_marked_where_it_is_called_apart(mark: Any, function: Any) -> None:
+    marked = mark(function)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return marked(x * 2).cos()
+
+    def others(x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(x.sin()) + 1
+
+    torchdynamo.reset()
+    for run, marks in ((others, 0), (program, 1)):
+        compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(run)
+        x = torch.rand(3, requires_grad=True)
+        gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (run, compiled)]
+        assert torch.equal(*gradients)
+        assert [kind for _, kind, _ in torchdynamo.stats().breaks].count("disabled") == marks

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
+import torch
 from torch import nn
 
 from primtorch.ledger import LEDGER, Event, Ledger
@@ -145,7 +146,8 @@ def disable(function: F, *, recursive: bool = True, reason: str | None = None) -
 @overload
 def disable(function: None = None, *, recursive: bool = True, reason: str | None = None) -> Callable[[F], F]: ...
 def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> F | Callable[[F], F]:
-    """Marks a function, method or nn.Module: a call of it breaks the graph and runs as it is.
+    """Marks a function, method or nn.Module: a call of it breaks the graph and runs as it is. A function of C's and
+    `Function.apply` of a class of autograd functions are not marked themselves: what is returned is.
 
     Also a decorator with arguments: `@disable(reason="talks to a server")`.
 
@@ -229,10 +231,29 @@ def assume_constant_result(function: F) -> F:
 
 def _marking(mark: Mark) -> Callable[[F], F]:
     def put(function: F) -> F:
-        put_mark(function, mark)
-        return function
+        apart = mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED) and _is_shared(function)
+        marked = _called_apart(function) if apart else function
+        put_mark(marked, mark)
+        return marked
 
     return put
+
+
+def _is_shared(function: object) -> bool:
+    """Whether others call the same function and mean something else: one of C, or the `apply` that all classes of
+    autograd functions have of torch."""
+    method = isinstance(function, types.MethodType) and function.__func__ is torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    return method or isinstance(function, types.BuiltinFunctionType)
+
+
+def _called_apart(function: F) -> F:
+    """A Python function that calls it."""
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        return function(*args, **kwargs)
+
+    return cast(F, call)
 
 
 def stats() -> Stats:
