@@ -1,9 +1,9 @@
 """Functions with a derivative of their own (`torch.autograd.Function`) as operators over two graphs.
 
 `OwnDerivative` has the forward and the backward for bodies. Whoever has captured such a function offers it to the trace
-that it runs in (`TakesFunctions.custom_function`), which makes a node of it where a derivative may be asked for; a graph
-that runs calls it as one step of autograd's. What autograd would keep for the backward are operands and results of the
-call.
+that it runs in (`TakesFunctions.custom_function`), which makes a node of it where a derivative may be asked for; a
+graph that runs calls it as one step of autograd's. What autograd would keep for the backward are operands and results
+of the call.
 """
 
 from __future__ import annotations
