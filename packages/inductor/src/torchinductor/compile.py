@@ -199,7 +199,7 @@ def begin_graph(
     operations = _legalize(lowered, operations, options)
     check(operations)
     if options.fuse:
-        operations = bundle(operations, bundle_key)
+        operations = bundle(lowered, operations, bundle_key)
         check(operations)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)

@@ -48,7 +48,7 @@ def planned_operations(
     planned: list[Operation] = []
     for operation in schedule(lowered, options, traits_of):
         planned += legalized(operation, options) if isinstance(operation, (Kernel, Template)) else [operation]
-    return bundle(planned, bundle_key) if options.fuse else planned
+    return bundle(lowered, planned, bundle_key) if options.fuse else planned
 
 
 def on_device(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:

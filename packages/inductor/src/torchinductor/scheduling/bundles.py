@@ -2,19 +2,23 @@
 gradients.
 
 A kernel waits until somebody needs it, and then takes along what follows and could run already. Both cost memory: what
-waits keeps its operands, what runs early its results. So a bundle is of few kernels, and these of few bytes.
+waits keeps its operands, what runs early its results. So a bundle is of few kernels, and these of few bytes; and none
+reaches over the moment at which the graph holds the most, where it would hold more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from torchinductor.cost import bytes_of
 from torchinductor.ir import Bundle, Kernel
 from torchinductor.lowering.context import ExternCall, Operation
+from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.groups import writes_of
+from torchinductor.scheduling.memory import live_bytes
 
 KeyOf = Callable[[Kernel], "Hashable | None"]
 """Kernels of equal keys may share a launch; None for one that is launched alone."""
@@ -23,6 +27,7 @@ _MOST = 16  # kernels
 _POINTERS = 128  # a launch's parameters have a limit of their own
 _BYTES = 64 << 20  # that a bundle's kernels move together, and half of it one of them
 _AHEAD = 48  # operations that are looked through for what could run already
+_UNSEEN = 1 << 20  # bytes more that no allocator's peak shows
 
 
 @dataclass
@@ -50,15 +55,54 @@ class _Open:
         self.moved += moved
 
 
-def bundle(operations: Sequence[Operation], key_of: KeyOf) -> list[Operation]:
-    """The operations with small kernels put together, in an order that is as good as the one given."""
-    return _Bundler(operations, key_of).run()
+def bundle(lowered: Lowered, operations: Sequence[Operation], key_of: KeyOf) -> list[Operation]:
+    """The operations with small kernels put together, in an order that is as good as the one given: no more memory is
+    held at once."""
+    small = {i: found for i, o in enumerate(operations) if (found := _small(o, key_of)) is not None}
+    places = {operation.name: place for place, operation in enumerate(operations)}
+    measures = (False, True)
+    most = [max(live_bytes(lowered, operations, given), default=0) + _UNSEEN for given in measures]
+    while True:
+        bundled = _Bundler(operations, small).run()
+        above = {
+            place
+            for given, limit in zip(measures, most, strict=True)
+            for place, held in enumerate(live_bytes(lowered, bundled, given))
+            if held > limit
+        }
+        over = _moved_over(bundled, places, above) & small.keys()
+        if not over:
+            return bundled
+        heavy = max(small[place][1] for place in over) / 2  # the largest stay where they were: few cost most
+        small = {place: found for place, found in small.items() if place not in over or found[1] < heavy}
+
+
+def _moved_over(bundled: Sequence[Operation], places: Mapping[str, int], moments: Set[int]) -> set[int]:
+    """What runs in front of one of these moments and ran behind it, or the other way round, and what runs at one and
+    ran earlier or later: places in the order before."""
+    before = [places[operation.name] for operation in bundled]
+    none = len(places)
+    earliest = _behind([place if i in moments else none for i, place in enumerate(before)])
+    latest = list(accumulate((place if i in moments else -1 for i, place in enumerate(before)), max))
+    over = {
+        places[part.name]
+        for i, operation in enumerate(bundled)
+        for part in (operation.parts if isinstance(operation, Bundle) else (operation,))
+        if earliest[i] < places[part.name] or places[part.name] < latest[i]
+    }
+    passed, to_come = list(accumulate(before, max)), _behind(before)
+    return over | {before[i] for i in moments if not passed[i] == before[i] == to_come[i]}
+
+
+def _behind(places: Sequence[int]) -> list[int]:
+    """The least of each place and all that follow."""
+    return list(accumulate(reversed(places), min))[::-1]
 
 
 class _Bundler:
-    def __init__(self, operations: Sequence[Operation], key_of: KeyOf) -> None:
+    def __init__(self, operations: Sequence[Operation], small: Mapping[int, tuple[Hashable, int]]) -> None:
         self.operations = operations
-        self.small = {i: found for i, o in enumerate(operations) if (found := _small(o, key_of)) is not None}
+        self.small = small
         self.taken: set[int] = set()
         self.open: dict[Hashable, _Open] = {}
         self.result: list[Operation] = []
