@@ -49,6 +49,23 @@ class Patches(nn.Module):
         return self.encoder(self.embed(x).flatten(2).transpose(1, 2).contiguous())
 
 
+class Dense(nn.Module):
+    """Every layer reads what all layers before it gave, joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(n), nn.ReLU(), nn.Conv2d(n, 8, 3, padding=1)) for n in range(16, 80, 8)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [self.first(x)]
+        for layer in self.layers:
+            found.append(layer(torch.cat(found, 1)))
+        return torch.cat(found, 1).mean((2, 3))
+
+
 def convolutional() -> nn.Module:
     layers: list[nn.Module] = []
     for channels in (3, 16, 16, 16):
@@ -60,6 +77,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     "tied table": (Tokens, lambda: torch.randint(0, 500, (4, 32))),
     "chain": (Chain, lambda: torch.randn(4, 32, 32)),
     "patches": (Patches, lambda: torch.randn(2, 3, 64, 64)),
+    "dense": (Dense, lambda: torch.randn(2, 3, 64, 64)),
     "convolutional": (convolutional, lambda: torch.randn(2, 3, 32, 32)),
 }
 
@@ -68,14 +86,26 @@ def peak_of_step(model: Callable[..., Any], parameters: list[nn.Parameter], x: t
     """Bytes above what is held before the third step, whose gradients begin as None."""
 
     def step() -> None:
-        for p in parameters:
-            p.grad = None
         model(x).float().square().mean().backward()
 
-    step()
-    step()
-    for p in parameters:
-        p.grad = None
+    def prepare() -> None:
+        for p in parameters:
+            p.grad = None
+
+    return peak_of(step, prepare)
+
+
+def peak_of_inference(model: Callable[..., Any], x: torch.Tensor) -> int:
+    """Bytes above what is held before the third call."""
+    with torch.no_grad():
+        return peak_of(lambda: model(x), lambda: None)
+
+
+def peak_of(step: Callable[[], object], prepare: Callable[[], None]) -> int:
+    for _ in range(2):
+        prepare()
+        step()
+    prepare()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         step()
     events = trace.profiler.kineto_results.events()
@@ -95,6 +125,15 @@ def test_peak_of_a_training_step_is_at_most_eagers(name: str, backend: str) -> N
     parameters = list(model.parameters())
     eager = peak_of_step(model, parameters, x)
     assert peak_of_step(torchcompile.compile(model, backend=backend), parameters, x) <= eager
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_peak_of_inference_is_at_most_eagers(name: str) -> None:
+    make, example = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), example()
+    eager = peak_of_inference(model, x)
+    assert peak_of_inference(torchcompile.compile(model), x) <= eager
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -548,25 +548,31 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
     """Stores what several nodes read and what has grown large; the rest is computed where it is read."""
     if ctx.inline:
         return
-    parts = result if isinstance(result, tuple) else (result,)
-    for part in parts:
-        if not isinstance(part, TensorValue) or isinstance(part.data, Strided):
-            continue
-        data = part.data
-        reads = _large_reads(ctx, part)
-        # What is made of no memory, or of little, is as large as any value once it is stored.
-        cheap = _CHEAP if reads else max(_CHEAP, ctx.traits_of(part.device).recomputed)
-        shared = len(node.users) > 1 and (
-            data.heavy
-            or data.cost > cheap
-            or reads > 1
-            or any(True for _ in products_of(node))  # these want it in memory anyway
-        )
-        if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
-            if part.narrower is None or _wanted_in_memory(node):
-                realize_for_products(ctx, node, part)
-            else:
-                ctx.store(part)
+    if isinstance(result, tuple):  # its parts are what other nodes read
+        parts = [(user, result[cast("int", user.args[1])]) for user in node.users if user.target is operator.getitem]
+    else:
+        parts = [(node, result)]
+    for reader, part in parts:
+        if isinstance(part, TensorValue) and not isinstance(part.data, Strided):
+            _realize_if_shared(ctx, reader, part)
+
+
+def _realize_if_shared(ctx: Context, node: fx.Node, value: TensorValue) -> None:
+    data = cast("Lazy", value.data)
+    reads = _large_reads(ctx, value)
+    # What is made of no memory, or of little, is as large as any value once it is stored.
+    cheap = _CHEAP if reads else max(_CHEAP, ctx.traits_of(value.device).recomputed)
+    shared = len(node.users) > 1 and (
+        data.heavy
+        or data.cost > cheap
+        or reads > 1
+        or any(True for _ in products_of(node))  # these want it in memory anyway
+    )
+    if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
+        if value.narrower is None or _wanted_in_memory(node):
+            realize_for_products(ctx, node, value)
+        else:
+            ctx.store(value)
 
 
 def _wanted_in_memory(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.groups import writes_of
-from torchinductor.scheduling.memory import live_bytes
+from torchinductor.scheduling.memory import UNSEEN, live_bytes
 
 KeyOf = Callable[[Kernel], "Hashable | None"]
 """Kernels of equal keys may share a launch; None for one that is launched alone."""
@@ -27,7 +27,6 @@ _MOST = 16  # kernels
 _POINTERS = 128  # a launch's parameters have a limit of their own
 _BYTES = 64 << 20  # that a bundle's kernels move together, and half of it one of them
 _AHEAD = 48  # operations that are looked through for what could run already
-_UNSEEN = 1 << 20  # bytes more that no allocator's peak shows
 
 
 @dataclass
@@ -61,7 +60,7 @@ def bundle(lowered: Lowered, operations: Sequence[Operation], key_of: KeyOf) -> 
     small = {i: found for i, o in enumerate(operations) if (found := _small(o, key_of)) is not None}
     places = {operation.name: place for place, operation in enumerate(operations)}
     measures = (False, True)
-    most = [max(live_bytes(lowered, operations, given), default=0) + _UNSEEN for given in measures]
+    most = [max(live_bytes(lowered, operations, given), default=0) + UNSEEN for given in measures]
     while True:
         bundled = _Bundler(operations, small).run()
         above = {

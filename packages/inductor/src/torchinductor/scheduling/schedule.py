@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward
 from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.groups import Group, reads_of, writes_of
+from torchinductor.scheduling.memory import UNSEEN, held_early, live_bytes
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
@@ -28,20 +29,30 @@ def schedule(
     """Live operations, fused, in an order in which everything is written before it is read. `traits_of` says what is
     cheap on an operation's device."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
-    check = check_between_passes(options)
-    check(lowered.operations)
+    check_between_passes(options)(lowered.operations)
     numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
-    fusion = _Fusion(options, numbers, traits_of)
+    finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
+    apart = held_early(lowered, finished, early)
+    if apart:
+        other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
+        if max(live_bytes(lowered, other)) + UNSEEN < max(live_bytes(lowered, finished)):
+            return other
+    return finished
+
+
+def _fused(operations: Sequence[Operation], outputs: set[str], fusion: _Fusion) -> tuple[list[Operation], set[str]]:
+    """The operations fused and in order, and the buffers whose first part is written where it is computed."""
+    check = check_between_passes(fusion.options)
     groups = fusion.run(operations)
     check(group.operation for group in groups)
-    if options.fuse:
-        groups = join_columns(groups, traits_of, fusion.with_columns)
+    if fusion.options.fuse:
+        groups = join_columns(groups, fusion.traits_of, fusion.with_columns)
     groups = _topological(groups)
     check(group.operation for group in groups)
-    finished = _finished(groups, outputs, traits_of)
+    finished = _finished(groups, outputs, fusion.traits_of)
     check(finished)
-    return finished
+    return finished, fusion.early
 
 
 class _Numbers:
@@ -146,11 +157,9 @@ def _results_early(operations: Sequence[Operation], outputs: set[str], numbers: 
     Lowering computes a value where it is first stored, and many results are stored when the graph ends.
     """
     written: dict[str, int] = {}
-    several: set[str] = set()  # written part by part
     for i, operation in enumerate(operations):
-        several |= writes_of(operation) & written.keys()
         written.update(dict.fromkeys(writes_of(operation) | numbers.given_by(operation), i))
-    movable = outputs - several - {b for operation in operations for b in reads_of(operation)}
+    movable = outputs - _in_parts(operations) - {b for operation in operations for b in reads_of(operation)}
     moved: dict[int, list[Operation]] = {}
     for i, operation in enumerate(operations):
         writes = writes_of(operation)
@@ -162,6 +171,16 @@ def _results_early(operations: Sequence[Operation], outputs: set[str], numbers: 
     return [operation for i in range(len(operations)) for operation in moved.get(i, ())]
 
 
+def _in_parts(operations: Iterable[Operation]) -> set[str]:
+    """The buffers that several operations write, part by part."""
+    written: set[str] = set()
+    parts: set[str] = set()
+    for operation in operations:
+        parts |= writes_of(operation) & written
+        written |= writes_of(operation)
+    return parts
+
+
 # They stand for state, as if it were a buffer: what changes it stays in its order.
 _GENERATOR = "<generator>"
 _OUTSIDE = "<outside>"  # whatever an operator of somebody's own may change
@@ -169,21 +188,32 @@ _OUTSIDE = "<outside>"  # whatever an operator of somebody's own may change
 
 class _Fusion:
     """`waiting` is how many groups may come between one that reads a kernel's result and an operation that joins the
-    kernel: the reader has to wait for it, and all that it would free stays in memory meanwhile."""
+    kernel: the reader has to wait for it, and all that it would free stays in memory meanwhile.
+
+    Of a buffer that is written part by part (a concatenation) the first part may be written by the kernel that computes
+    it, and the whole buffer is held from then on: `early` says of which, and `apart` names those whose parts wait for
+    the last one instead."""
 
     waiting = 6
 
     def __init__(
-        self, options: InductorOptions, numbers: _Numbers, traits_of: Callable[[torch.device], DeviceTraits]
+        self,
+        options: InductorOptions,
+        numbers: _Numbers,
+        traits_of: Callable[[torch.device], DeviceTraits],
+        apart: Set[str] = frozenset(),
     ) -> None:
         self.options = options
         self.numbers = numbers
         self.traits_of = traits_of
+        self.apart = apart
+        self.early: set[str] = set()
         self.groups: list[Group] = []
         self.writers: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
 
-    def run(self, operations: Iterable[Operation]) -> list[Group]:
+    def run(self, operations: Sequence[Operation]) -> list[Group]:
+        in_parts = _in_parts(operations)
         for operation in operations:
             reads = {*reads_of(operation), *self.numbers.needed_by(operation)}
             writes = {*writes_of(operation), *self.numbers.given_by(operation)}
@@ -194,7 +224,9 @@ class _Fusion:
             before = {g for b in reads | writes for g in self.writers.get(b, ())}
             before |= {g for b in writes for g in self.readers.get(b, ())}
             group = self._fuse(operation, reads, writes, before) if self.options.fuse else None
-            if group is None:
+            if group is not None:
+                self.early |= {b for b in writes & in_parts if b not in self.writers}
+            else:
                 group = Group(len(self.groups), operation, reads, writes, before, self._all(before))
                 self.groups.append(group)
             for b in reads:
@@ -212,7 +244,10 @@ class _Fusion:
     def _fuse(self, operation: Operation, reads: set[str], writes: set[str], before: set[int]) -> Group | None:
         if not isinstance(operation, Kernel) or operation.scatters:
             return None
+        first = max((self.writers.get(b, [len(self.groups)])[0] for b in writes & self.apart), default=0)
         for number in self._candidates(operation, reads, before):
+            if number < first:
+                continue
             group = self.groups[number]
             rest = before - {number}
             if any(self.groups[d].ancestors >> number & 1 for d in rest):
