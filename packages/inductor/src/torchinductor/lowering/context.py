@@ -214,7 +214,8 @@ class Context:
     def realize(self, value: TensorValue, strides: Index | None = None) -> Strided:
         """Makes sure that the value lies in memory (with the given strides, if it does not lie there yet)."""
         if isinstance(value.data, Lazy):
-            buffer = self.new_buffer(value.shape, value.dtype, value.device, strides or dense(value.shape, value.hint))
+            laid = strides or dense(value.shape, value.layout)
+            buffer = self.new_buffer(value.shape, value.dtype, value.device, laid)
             self.write(buffer, value)
             value.data = Strided(buffer.name, buffer.strides)
         return value.data
@@ -338,8 +339,8 @@ class Context:
 
     def realize_in_order(self, value: TensorValue) -> TensorValue:
         """The value in memory with its dims in eager's order; holes may be closed."""
-        data, hint = value.data, value.hint
-        if not isinstance(data, Strided) or hint is None or same_order(value.shape, data.strides, hint):
+        hint, layout = value.hint, value.layout
+        if hint is None or layout is None or same_order(value.shape, layout, hint):
             return value
         return self.realize_exactly(value, dense(value.shape, hint))
 
@@ -437,6 +438,12 @@ def dense(shape: Index, hint: Index | None) -> Index:
     wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
     if not all(hint[d].terms for d in wide) or not without_overlaps(shape, hint):
         return plain
+    return in_order_of(shape, hint)
+
+
+def in_order_of(shape: Index, hint: Index) -> Index:
+    """Strides without holes for a shape, in the order of those of another of its rank."""
+    wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
     order: list[int] = []  # innermost first
     while len(order) < len(wide):
         rest = [d for d in wide if d not in order]

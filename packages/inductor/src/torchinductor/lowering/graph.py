@@ -36,9 +36,12 @@ from torchinductor.lowering.context import (
     Operation,
     ScalarRead,
     ViewRef,
+    contiguous_strides,
     flattened,
+    in_order_of,
     plain_traits,
     refuse,
+    same_order,
 )
 from torchinductor.lowering.matmul import PRODUCTS
 from torchinductor.lowering.padding import FACTORS, aligned_product, products_of, realize_for_products
@@ -339,6 +342,7 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise ctx.fail(f"{type(error).__name__}: {error}") from error
     _hint(result, meta)
+    _follow(node, prim, result, args)
     _realize_shared(ctx, node, result)
     return result
 
@@ -531,6 +535,25 @@ def _hint(result: object, meta: object) -> None:
             _hint(part, part_meta)
     elif isinstance(result, TensorValue) and hasattr(meta, "stride"):
         result.hint = exprs(meta.stride())
+
+
+def _follow(node: fx.Node, prim: Prim, result: object, args: Sequence[object]) -> None:
+    """Tells a value that eager would lay out row by row the order of what it is computed from, where nobody sees it in
+    memory: reading channels-last images row by row, and these again to channels-last ones, is slow."""
+    if not isinstance(result, TensorValue) or not isinstance(result.data, Lazy) or prim.family == "view":
+        return
+    rank = len(result.shape)
+    if rank < 3 or result.hint is None or not same_order(result.shape, result.hint, contiguous_strides(result.shape)):
+        return
+    if _wanted_in_memory(node):
+        return
+    for operand in (value for a in args for value in (a if isinstance(a, (tuple, list)) else (a,))):
+        if isinstance(operand, TensorValue) and len(operand.shape) == rank and operand.layout is not None:
+            wide = [d for d in range(rank) if operand.shape[d].as_int() != 1]
+            if len(wide) > 1 and all(operand.layout[d].terms for d in wide):
+                order = in_order_of(result.shape, operand.layout)
+                result.order = None if same_order(result.shape, order, result.hint) else order
+                return
 
 
 # Operations and loads of a value that several nodes read, up to which it is computed again for each of them.

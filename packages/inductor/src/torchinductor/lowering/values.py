@@ -46,13 +46,19 @@ class Lazy:
 class TensorValue:
     """A tensor of the graph. `data` turns from Lazy to Strided when the value is realised."""
 
-    __slots__ = ("data", "device", "dtype", "hint", "shape")
+    __slots__ = ("data", "device", "dtype", "hint", "order", "shape")
 
     def __init__(
         self, shape: Index, dtype: torch.dtype, device: torch.device, data: Strided | Lazy, hint: Index | None = None
     ) -> None:
         self.shape, self.dtype, self.device, self.data = shape, dtype, device, data
         self.hint = hint  # eager's strides, to realise it with
+        self.order: Index | None = None  # strides in whose order to realise it where nobody asks for eager's
+
+    @property
+    def layout(self) -> Index | None:
+        """The strides that it has, or would be realised with the order of."""
+        return self.data.strides if isinstance(self.data, Strided) else self.order or self.hint
 
     @property
     def cost(self) -> int:

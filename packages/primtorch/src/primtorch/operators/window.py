@@ -448,6 +448,15 @@ def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
     return out.permute([order.index(d) for d in range(x.rank)])
 
 
+def _equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
+    """The windows' sides where adaptive pooling takes windows of one size that do not overlap."""
+    sides = [
+        s // n if isinstance(s, int) and isinstance(n, int) and n and s % n == 0 else 0
+        for s, n in zip(spatial, out, strict=True)
+    ]
+    return tuple(sides) if all(sides) else None
+
+
 def _lower_adaptive_avg_pool(rank: int) -> Rule:
     def rule(b: Builder, x: Value, output_size: PerDim) -> Value:
         first = x.rank - rank
@@ -455,6 +464,9 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
         wide = x.compute()
         if all(isinstance(s, int) and s == 1 for s in sizes):
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
+        sides = _equal_windows(x.shape[first:], sizes)
+        if sides is not None and set(sides) != {1}:
+            return _lower_avg_pool(rank)(b, x, sides)
         for d in range(rank):
             if not same_size(sizes[d], x.shape[first + d]):
                 wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
@@ -469,6 +481,12 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
         g = grad.compute()
         if all(isinstance(grad.shape[first + d], int) and grad.shape[first + d] == 1 for d in range(rank)):
             return (g / product(x.shape[first:])).expand(x.shape).to(grad.dtype)
+        sides = _equal_windows(x.shape[first:], grad.shape[first:])
+        if sides is not None:
+            apart = [n for out, side in zip(grad.shape[first:], sides, strict=True) for n in (out, side)]
+            each = g / product(sides)
+            spread = each.reshape((*x.shape[:first], *(n for out in grad.shape[first:] for n in (out, 1))))
+            return spread.expand((*x.shape[:first], *apart)).reshape(x.shape).to(grad.dtype)
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
@@ -523,6 +541,9 @@ def _adaptive_windows(b: Builder, size: Size, out: Size, device: torch.device) -
     return _AdaptiveWindows((i * size) // out, ((i + 1) * size + (out - 1)) // out - 1, longest)
 
 
+_FEW = 64  # elements of a window that a kernel reads one after the other
+
+
 def _lower_adaptive_max_pool(rank: int) -> Rule:
     def rule(b: Builder, x: Value, output_size: PerDim) -> tuple[Value, Value]:
         out = per_dim(output_size, rank)
@@ -530,14 +551,20 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
             shape = (*lead, *out)
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
+        sides = _equal_windows(spatial, out)
+        if sides is not None and product(sides) <= _FEW:
+            return _lower_max_pool(rank)(b, x, sides)
         windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
         lengths = [along.longest for along in windows]
-        indices = []
-        for d, along in enumerate(windows):
-            place = along.positions(b.iota(along.longest, x.device), 1)
-            # axes: out_0, window_0, out_1, window_1, ...
-            indices.append(place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank)))
-        taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
+        if sides is not None:
+            taken = x.reshape((*lead, *(n for pair in zip(out, sides, strict=True) for n in pair)))
+        else:
+            indices = []
+            for d, along in enumerate(windows):
+                place = along.positions(b.iota(along.longest, x.device), 1)
+                # axes: out_0, window_0, out_1, window_1, ...
+                indices.append(place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank)))
+            taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
         order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
         taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)])
         last = len(lead) + rank
@@ -549,7 +576,8 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
             along.positions(number, rank - 1 - d)
             for d, (along, number) in enumerate(zip(windows, numbers, strict=True))
         ]
-        return b.emit(prims.gather, taken, last, best).squeeze(last), flattened(places, spatial).expand((*lead, *out))
+        values = b.emit(prims.amax, taken, (last,), False)  # and nothing looks for a place if nobody asks for it
+        return values, flattened(places, spatial).expand((*lead, *out))
 
     return rule
 

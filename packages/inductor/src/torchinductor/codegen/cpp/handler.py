@@ -29,12 +29,13 @@ from torchinductor.codegen.cpp.expressions import (
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
-from torchinductor.indexing import coefficient_of, product, variable
+from torchinductor.indexing import coefficient_of, number, product, variable
 from torchinductor.ir import Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
 _MOST_APART = 4096  # elements of a row that are made bytes behind the loop that computes them
+_COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 _MUCH = 32  # operations of a body beside which that costs nothing
 
 
@@ -58,6 +59,7 @@ class CppHandler(OpsHandler[Value]):
         self.ranges = kernel.ranges
         self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
+        self.places: dict[str, IntExpr] = {}  # of values that are indices, or integers of the program's text
         self.wider: dict[str, Value] = {}  # of bytes, the int32 values that they were
 
     # emission -------------------------------------------------------------------------------------------------
@@ -190,6 +192,8 @@ class CppHandler(OpsHandler[Value]):
         self.text.lines[depth].append(f"if ({mask.text}) {line}" if mask else line)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
+        if isinstance(value, int) and dtype == torch.int64:
+            self.places[constant_text(value, dtype)] = number(value)
         return Value(constant_text(value, dtype), dtype, 0, dtype == torch.float32 and _is_short(value))
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
@@ -197,7 +201,22 @@ class CppHandler(OpsHandler[Value]):
         place = self._index(expr)
         made = self._emit(convert_text(f"({place})", dtype, torch.int64), dtype, self._depth(expr))
         self.indices[made.text] = place
+        self.places[made.text] = expr
         return made
+
+    def _cut(self, op: str, first: Value, second: Value) -> None:
+        """Notes where along the innermost loop a comparison of indices changes."""
+        a, b = self.places.get(first.text), self.places.get(second.text)
+        axis = self.text.loops[-1].axis if self.text.loops else None
+        if a is None or b is None or axis is None:
+            return
+        step = coefficient_of(a - b, axis)
+        rest = None if step is None else (a - b - step * variable(axis)).as_int()
+        if step is None or rest is None or step.as_int() not in (1, -1):
+            return
+        zero = -rest * (step.as_int() or 0)  # where both are equal
+        before = op in ("ge", "lt") if step.as_int() == 1 else op in ("gt", "le")
+        self.text.cuts |= {zero, zero + 1} if op in ("eq", "ne") else {zero if before else zero + 1}
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
         name = f"j{self.names.count}"
@@ -240,11 +259,21 @@ class CppHandler(OpsHandler[Value]):
         operand = args[1].dtype if result == "second" else args[0].dtype
         dtype = torch.bool if result == "bool" else operand
         depth = max(a.depth for a in args)
-        if op == "pow" and operand.is_floating_point:
+        if op in _COMPARISONS:
+            self._cut(op, *args)
+        if op == "where" and self._padded(*args):
+            text = f"pick<{value_type(dtype)}>({', '.join(a.text for a in args)})"
+        elif op == "pow" and operand.is_floating_point:
             text = _power(operand, args[0].text, args[1].text)
         else:
             text = OPERATIONS[op](operand, *[a.text for a in args])
         return self._emit(text, dtype, depth, op == "where" and args[1].short and args[2].short)
+
+    def _padded(self, condition: Value, *values: Value) -> bool:
+        """Whether one value of a choice changes within the innermost loop, and neither the condition nor the other do:
+        the window's place over the border. g++ does not vectorise a loop with several such choices."""
+        inside = [value.depth == len(self.text.loops) for value in values]
+        return self.text.layout.simd and condition.depth < len(self.text.loops) and inside.count(True) == 1
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         words = self._words(seed, index, stream)

@@ -47,9 +47,10 @@ INLINE u16 bf_bits(float x) {
 }
 INLINE u16 bf_upper(float x) { return (u16)(__builtin_bit_cast(u32, x) >> 16); }  // of what is one already
 INLINE float bf_round(float x) { return bf_load(bf_bits(x)); }
-// Two selections each: a condition of two parts becomes a branch, and the loop around it stays scalar.
-template <class T> INLINE T max_nan(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }
-template <class T> INLINE T min_nan(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
+// Two selections each: a condition of two parts becomes a branch, and the loop around it stays scalar. The second asks
+// about b, which is often a number of the program's text: then there is one.
+template <class T> INLINE T max_nan(T a, T b) { T m = !(a <= b) ? a : b; return b != b ? b : m; }
+template <class T> INLINE T min_nan(T a, T b) { T m = !(a >= b) ? a : b; return b != b ? b : m; }
 template <class T> INLINE T imax(T a, T b) { return a > b ? a : b; }
 template <class T> INLINE T imin(T a, T b) { return a < b ? a : b; }
 template <class T> INLINE T fmax_(T a, T b) { T m = a > b ? a : b; return b != b ? a : m; }
@@ -147,6 +148,12 @@ template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };
 template <> struct Bits<4> { typedef u32 type; };
 template <> struct Bits<8> { typedef u64 type; };
+// m ? a : b without a condition, for an m that does not change within a loop.
+template <class T> INLINE T pick(bool m, T a, T b) {
+  typedef typename Bits<sizeof(T)>::type U;
+  const U mask = (U)(0 - (U)m);
+  return __builtin_bit_cast(T, (U)((__builtin_bit_cast(U, a) & mask) | (__builtin_bit_cast(U, b) & (U)~mask)));
+}
 // b[r * to + c] = a[r + c * from]: eight by eight elements, in three rounds of exchanges between pairs of vectors.
 template <class T> INLINE void turn_block(const T* a, i64 from, T* b, i64 to) {
 #if __has_builtin(__builtin_shufflevector)

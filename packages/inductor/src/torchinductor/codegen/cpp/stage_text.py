@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from torchinductor.codegen.cpp.plan import Layout, Loop
 from torchinductor.ir import Stage
+
+_MOST_PARTS = 6  # of the innermost loop
+_MOST_LINES = 600  # of all of its parts
 
 
 class Value(NamedTuple):
@@ -39,6 +44,7 @@ class StageText:
         self.finishing: list[str] = []  # after all loops
         self.reductions: list[str] = []  # clauses of the simd pragma
         self.sequential = False  # whether the innermost loop's iterations need each other
+        self.cuts: set[int] = set()  # where a condition on the innermost loop's variable changes
 
     @property
     def inside(self) -> list[str]:
@@ -87,7 +93,21 @@ class StageText:
         return lines
 
     def _loop(self, depth: int, statements: list[list[str]]) -> list[str]:
-        pad, pragma = "  " * (depth + 1), []
+        pad, pragma, inside = "  " * (depth + 1), [], self._nest(depth + 1, statements)
         if depth == len(self.loops) - 1 and self.layout.simd and not self.sequential:
             pragma = [f"{pad}#pragma omp simd" + "".join(f" {c}" for c in self.reductions)]
-        return [*pragma, f"{pad}{self.loops[depth].head} {{", *self._nest(depth + 1, statements), f"{pad}}}"]
+        parts = self._parts() if pragma else []
+        loops = [(pragma if part.most != 1 else [], part) for part in parts] or [(pragma, self.loops[depth])]
+        return [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+
+    def _parts(self) -> list[Loop]:
+        """The innermost loop in parts in which no condition on its variable changes, so that the compiler knows them
+        all: a loop with conditional loads takes several times as long. None where parts would be many, or the loop's
+        end is not known."""
+        loop = self.loops[-1]
+        if loop.most is None or loop.start != "0" or loop.step != 1 or self.layout.tile is not None:
+            return []
+        ends = [0, *sorted(cut for cut in self.cuts if 0 < cut < loop.most), loop.most]
+        if not 2 < len(ends) <= _MOST_PARTS + 1 or len(ends) * len(self.lines[-1]) > _MOST_LINES:
+            return []
+        return [replace(loop, start=f"{a}L", stop=f"{b}L", most=b - a) for a, b in pairwise(ends)]
