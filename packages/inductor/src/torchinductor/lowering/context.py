@@ -441,6 +441,14 @@ def dense(shape: Index, hint: Index | None) -> Index:
     return in_order_of(shape, hint)
 
 
+def order_like(shape: Index, like: TensorValue) -> Index | None:
+    """Strides for a shape in the order of another value of its rank; None where that tells no order."""
+    wide = [d for d, size in enumerate(like.shape) if size.as_int() != 1]
+    if like.layout is None or len(wide) < 2 or not all(like.layout[d].terms for d in wide):
+        return None
+    return in_order_of(shape, like.layout)
+
+
 def in_order_of(shape: Index, hint: Index) -> Index:
     """Strides without holes for a shape, in the order of those of another of its rank."""
     wide = [d for d, size in enumerate(shape) if size.as_int() != 1]

@@ -9,7 +9,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot, is_one, product
 from torchinductor.ir import closure_of
-from torchinductor.lowering.context import Context, dense
+from torchinductor.lowering.context import Context, dense, order_like
 from torchinductor.lowering.placed_sums import sum_by_place
 from torchinductor.lowering.values import Lazy, Ops, Rule, Strided, TensorValue, recorder_of
 from torchinductor.ops import Fault, StoreMode
@@ -115,7 +115,7 @@ def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> Tensor
 
 def _copied(ctx: Context, t: TensorValue) -> TensorValue:
     """A fresh buffer that holds t."""
-    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, dense(t.shape, t.hint))
+    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, dense(t.shape, t.layout))
     ctx.write(buffer, t)
     return ctx.strided(buffer)
 
@@ -128,6 +128,8 @@ def _scattered(
     mode: StoreMode,
     source: Callable[[Index, Ops], Index],
 ) -> TensorValue:
+    if isinstance(t.data, Lazy) and t.order is None and len(values.shape) == len(t.shape):
+        t.order = order_like(t.shape, values)  # zeros, mostly: what is added lies in some order
     summed = sum_by_place(ctx, t, shape, values, source) if mode == "add" else None
     if summed is not None:
         return summed

@@ -38,7 +38,7 @@ from torchinductor.lowering.context import (
     ViewRef,
     contiguous_strides,
     flattened,
-    in_order_of,
+    order_like,
     plain_traits,
     refuse,
     same_order,
@@ -548,12 +548,12 @@ def _follow(node: fx.Node, prim: Prim, result: object, args: Sequence[object]) -
     if _wanted_in_memory(node):
         return
     for operand in (value for a in args for value in (a if isinstance(a, (tuple, list)) else (a,))):
-        if isinstance(operand, TensorValue) and len(operand.shape) == rank and operand.layout is not None:
-            wide = [d for d in range(rank) if operand.shape[d].as_int() != 1]
-            if len(wide) > 1 and all(operand.layout[d].terms for d in wide):
-                order = in_order_of(result.shape, operand.layout)
-                result.order = None if same_order(result.shape, order, result.hint) else order
-                return
+        order = None
+        if isinstance(operand, TensorValue) and len(operand.shape) == rank:
+            order = order_like(result.shape, operand)
+        if order is not None:
+            result.order = None if same_order(result.shape, order, result.hint) else order
+            return
 
 
 # Operations and loads of a value that several nodes read, up to which it is computed again for each of them.

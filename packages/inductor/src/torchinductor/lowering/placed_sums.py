@@ -142,7 +142,7 @@ def _reduced(
     outer = tuple(a for a in plan.outer if not unrolled or a.var not in [plan.target[d] for d in plan.picked])
     axes = (*outer, *plan.inner)
     ranges = {a.name: a.size for a in axes}
-    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, dense(t.shape, t.hint))
+    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, dense(t.shape, t.layout))
     inner, last = Recorder(ranges), Recorder(ranges)
     places = source(plan.index, inner)
     value = values.load(plan.index, inner)

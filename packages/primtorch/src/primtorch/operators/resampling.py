@@ -12,7 +12,7 @@ from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Refusal, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
-from primtorch.operators.window import by_rows, laid_out, times
+from primtorch.operators.window import by_rows, equal_windows, laid_out, repeated, times
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
 
@@ -43,8 +43,21 @@ def _nearest_indices(
     ]
 
 
+def _enlarged(spatial: Sequence[Size], out: Sequence[Size], scales: Sequence[float | None]) -> tuple[int, ...] | None:
+    """How many places of each dim take one element, where it is the same power of two for all of them: then no index
+    is rounded."""
+    sides = equal_windows(out, spatial)
+    if sides is None or any(side & (side - 1) for side in sides):
+        return None
+    asked = all(scale is None or scale == side for scale, side in zip(scales, sides, strict=True))
+    return sides if asked else None
+
+
 def _nearest(rank: int, exact: bool) -> Rule:
     def rule(b: Builder, x: Value, output_size: Sequence[Size], *scales: float | None) -> Value:
+        sides = _enlarged(x.shape[2:], output_size, scales or (None,) * rank)
+        if sides is not None:
+            return repeated(x, sides)
         indices = _nearest_indices(b, x.shape[2:], output_size, scales or (None,) * rank, exact, x.device)
         return b.emit(prims.index, x, (None, None, *indices), False)
 
@@ -55,8 +68,11 @@ def _nearest_backward(rank: int, exact: bool) -> Rule:
     def rule(
         b: Builder, grad: Value, output_size: Sequence[Size], input_size: Sequence[Size], *scales: float | None
     ) -> Value:
-        indices = _nearest_indices(b, input_size[2:], output_size, scales or (None,) * rank, exact, grad.device)
         g = grad.compute()
+        sides = _enlarged(input_size[2:], output_size, scales or (None,) * rank)
+        if sides is not None:
+            return b.emit(prims.avg_pool, g, sides, sides, (0,) * rank, False, True, 1).to(grad.dtype)  # their sums
+        indices = _nearest_indices(b, input_size[2:], output_size, scales or (None,) * rank, exact, grad.device)
         zeros = b.full(input_size, 0, g.dtype, g.device)
         return b.emit(prims.index_put, zeros, (None, None, *indices), g, True, False).to(grad.dtype)
 

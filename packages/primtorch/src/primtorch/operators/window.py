@@ -271,6 +271,24 @@ for _rank in (2, 3):
     OP.rule(f"max_pool{_rank}d_with_indices_backward")(_lower_max_pool_backward(_rank))
 
 
+def equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
+    """The sides of the windows of one size that cover these dims without overlap, one for each element of `out`; None
+    where sizes are not known, or no such windows are."""
+    sides = [
+        s // n if isinstance(s, int) and isinstance(n, int) and n and s % n == 0 else 0
+        for s, n in zip(spatial, out, strict=True)
+    ]
+    return tuple(sides) if all(sides) else None
+
+
+def repeated(x: Value, sides: Sequence[int]) -> Value:
+    """Each element of the last dims as a block of these sides."""
+    lead, spatial = x.shape[: x.rank - len(sides)], x.shape[x.rank - len(sides) :]
+    apart = x.reshape((*lead, *(n for size in spatial for n in (size, 1))))
+    blocks = apart.expand((*lead, *(n for pair in zip(spatial, sides, strict=True) for n in pair)))
+    return blocks.reshape((*lead, *(size * side for size, side in zip(spatial, sides, strict=True))))
+
+
 def _lower_avg_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
@@ -356,6 +374,8 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
         stride, padding = per_dim(stride, rank, kernel), per_dim(padding, rank)
         first = x.rank - rank
         g = grad.compute()
+        if tuple(kernel) == tuple(stride) == equal_windows(x.shape[first:], grad.shape[first:]) and not any(padding):
+            return repeated(g / (divisor_override or product(kernel)), kernel).to(grad.dtype)
         if divisor_override is not None:
             g = g / divisor_override
         else:
@@ -448,15 +468,6 @@ def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
     return out.permute([order.index(d) for d in range(x.rank)])
 
 
-def _equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
-    """The windows' sides where adaptive pooling takes windows of one size that do not overlap."""
-    sides = [
-        s // n if isinstance(s, int) and isinstance(n, int) and n and s % n == 0 else 0
-        for s, n in zip(spatial, out, strict=True)
-    ]
-    return tuple(sides) if all(sides) else None
-
-
 def _lower_adaptive_avg_pool(rank: int) -> Rule:
     def rule(b: Builder, x: Value, output_size: PerDim) -> Value:
         first = x.rank - rank
@@ -464,7 +475,7 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
         wide = x.compute()
         if all(isinstance(s, int) and s == 1 for s in sizes):
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
-        sides = _equal_windows(x.shape[first:], sizes)
+        sides = equal_windows(x.shape[first:], sizes)
         if sides is not None and set(sides) != {1}:
             return _lower_avg_pool(rank)(b, x, sides)
         for d in range(rank):
@@ -481,12 +492,9 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
         g = grad.compute()
         if all(isinstance(grad.shape[first + d], int) and grad.shape[first + d] == 1 for d in range(rank)):
             return (g / product(x.shape[first:])).expand(x.shape).to(grad.dtype)
-        sides = _equal_windows(x.shape[first:], grad.shape[first:])
+        sides = equal_windows(x.shape[first:], grad.shape[first:])
         if sides is not None:
-            apart = [n for out, side in zip(grad.shape[first:], sides, strict=True) for n in (out, side)]
-            each = g / product(sides)
-            spread = each.reshape((*x.shape[:first], *(n for out in grad.shape[first:] for n in (out, 1))))
-            return spread.expand((*x.shape[:first], *apart)).reshape(x.shape).to(grad.dtype)
+            return repeated(g / product(sides), sides).to(grad.dtype)
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
@@ -551,7 +559,7 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
             shape = (*lead, *out)
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
-        sides = _equal_windows(spatial, out)
+        sides = equal_windows(spatial, out)
         if sides is not None and product(sides) <= _FEW:
             return _lower_max_pool(rank)(b, x, sides)
         windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
