@@ -460,12 +460,26 @@ def _averaging(b: Builder, size: Size, out: Size, like: Value) -> Value:
 
 
 def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
-    """Multiply dimension `dim` (size n) by a matrix (m, n)."""
-    order = [d for d in range(x.rank) if d != dim] + [dim]
-    moved = x.permute(order)
-    flat = b.emit(prims.mm, moved.reshape((product(moved.shape[:-1]), x.shape[dim])), matrix.transpose(0, 1))
-    out = flat.reshape((*moved.shape[:-1], matrix.shape[0]))
+    """Multiply dimension `dim` (size n) by a matrix (m, n), with x read in the order in which it lies in memory."""
+    order = _in_memory(x)
+    place = order.index(dim)
+    laid = x.permute(order)
+    outer, inner = laid.shape[:place], laid.shape[place + 1 :]
+    if inner:
+        left = matrix.unsqueeze(0).expand((product(outer), *matrix.shape))
+        out = b.emit(prims.bmm, left, laid.reshape((product(outer), x.shape[dim], product(inner))))
+    else:
+        out = b.emit(prims.mm, laid.reshape((product(outer), x.shape[dim])), matrix.transpose(0, 1))
+    out = out.reshape((*outer, matrix.shape[0], *inner))
     return out.permute([order.index(d) for d in range(x.rank)])
+
+
+def _in_memory(x: Value) -> list[int]:
+    """The dims from the outermost to the innermost, as the strides say; as they stand where these are not all known."""
+    strides = x.spec.strides
+    if not all(isinstance(stride, int) for stride in strides):
+        return list(range(x.rank))
+    return sorted(range(x.rank), key=lambda d: -int(strides[d]))
 
 
 def _lower_adaptive_avg_pool(rank: int) -> Rule:
