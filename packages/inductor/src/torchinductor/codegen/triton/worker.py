@@ -6,6 +6,7 @@ finds triton imported and warm. A request has `id` (of the reply too), `source` 
 result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
 atomic rename."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -148,6 +149,9 @@ def main() -> None:
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     warm(int(sys.argv[1]))
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a fork ends with its kernel: to look through what the compiler made would take a tenth of its time
     running: dict[int, int] = {}  # process -> request
     text = b""
     while True:

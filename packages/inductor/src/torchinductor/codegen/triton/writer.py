@@ -10,7 +10,7 @@ from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel
 
-from .expressions import POINTER_TYPES, PRELUDE, Unsupported
+from .expressions import POINTER_TYPES, Unsupported, helpers_of
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
 from .plan import Layout
 
@@ -32,7 +32,6 @@ class TritonSource:
     written: tuple[int, ...]  # positions in `buffers`
 
 
-HEADER_TEXT = HEADER + PRELUDE
 _VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 
@@ -98,7 +97,8 @@ def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
 def finished(title: str, function: str) -> tuple[str, str]:
     """The name of a function, and the whole text."""
     name = name_of(title, function)
-    return name, f"{HEADER_TEXT}\n\n{function.replace(f'def {PLACEHOLDER}(', f'def {name}(', 1)}"
+    named = function.replace(f"def {PLACEHOLDER}(", f"def {name}(", 1)
+    return name, "\n\n".join([HEADER, *helpers_of(function), named])
 
 
 class Writer:
