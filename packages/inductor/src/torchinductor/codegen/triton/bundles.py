@@ -10,6 +10,7 @@ from torchinductor.indexing import number
 from torchinductor.ir import Bundle, Kernel
 
 from .expressions import POINTER_TYPES
+from .marks import plain
 from .plan import Layout
 from .writer import TritonSource, body_of, finished
 
@@ -53,7 +54,7 @@ def write_bundle(bundle: Bundle) -> TritonSource:
     alike: dict[tuple[str, tuple[str, ...], int], list[list[str]]] = {}  # pointers of the kernels that are one function
     for part, count in zip(map(as_part, bundle.parts), programs(bundle), strict=True):
         own = [f"p{i}" for i in range(len(part.arguments))]
-        lines = [line for line in body_of(part) if not line.startswith("pid = ")]
+        lines = [plain(line) for line in body_of(part) if not line.startswith("pid = ")]
         text = "\n".join(["    " + line for line in lines])
         called = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
         given = [f"p{len(signature) + i}" for i in range(len(own))]

@@ -212,8 +212,8 @@ class TritonCompiler:
 
     def key(self, source: TritonSource) -> str:
         """What the binary depends on."""
-        parts = (source.text, source.name, source.signature, source.warps, source.stages, self.arch, triton_version())
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        made = (source.text, source.name, source.signature, source.divisors, source.warps, source.stages)
+        return hashlib.sha256(repr((*made, self.arch, triton_version())).encode()).hexdigest()[:32]
 
     def compile(self, sources: Sequence[TritonSource], brought: Binaries | None = None) -> list[Binary]:
         """Binaries in the sources' order; what was brought along is not compiled. Raises BuildFailed with the source's
@@ -255,6 +255,7 @@ class TritonCompiler:
             "source": str(file),
             "name": source.name,
             "signature": source.signature,
+            "divisors": source.divisors,
             "warps": source.warps,
             "stages": source.stages,
             "arch": self.arch,

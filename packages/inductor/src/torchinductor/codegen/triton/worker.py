@@ -2,7 +2,8 @@
 
 Started by path with a plain interpreter, so it imports triton and nothing else. Each request is served by a fork, which
 finds triton imported and warm. A request has `id` (of the reply too), `source` (a file),
-`name`, `signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the
+`name`, `signature` ([[parameter, type], ...], pointers first), `divisors` ([[position, number], ...]: what integers are
+multiples of), `warps`, `stages`, `arch` and `target` (path of the
 result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
 atomic rename."""
 
@@ -30,6 +31,7 @@ class Request(TypedDict):
     source: str
     name: str
     signature: Sequence[tuple[str, str]]
+    divisors: Sequence[tuple[int, int]]
     warps: int
     stages: int
     arch: int
@@ -47,6 +49,7 @@ def compile_source(request: Request) -> None:
     pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     # The launcher hands over only pointers that are multiples of 16.
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    attributes |= {(i,): [["tt.divisibility", divisor]] for i, divisor in request["divisors"]}
     source = ASTSource(getattr(module, request["name"]), signature, {}, attributes)
     # Triton keeps assertions only in debug mode; its overflow checks, which that mode adds, are not wanted.
     options = {"num_warps": request["warps"], "num_stages": request["stages"]}
@@ -96,6 +99,7 @@ def warm(arch: int) -> None:
                 "source": str(source),
                 "name": "warm",
                 "signature": [("p0", "*fp32")],
+                "divisors": [],
                 "warps": 1,
                 "stages": 1,
                 "arch": arch,

@@ -12,9 +12,26 @@ from torchinductor.ir import Axis, Kernel
 
 from .expressions import POINTER_TYPES, Unsupported, helpers_of
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
+from .marks import marked, plain
 from .plan import Layout
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the text of a kernel is made of.
+
+    Attributes:
+        title: what its name begins with.
+        parameters: (parameter, Triton's name of its type), pointers first.
+        body: its statements, numbers marked.
+    """
+
+    title: str
+    parameters: tuple[tuple[str, str], ...]
+    warps: int
+    body: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +47,19 @@ class TritonSource:
     buffers: tuple[str, ...]  # the pointer arguments
     symbols: tuple[str, ...]  # the integer arguments
     written: tuple[int, ...]  # positions in `buffers`
+    divisors: tuple[tuple[int, int], ...] = ()  # (position in the signature, what the number is a multiple of)
+    numbers: tuple[int, ...] = ()  # what the arguments behind the symbols are at this kernel's launches; floats' bits
+    form: Form | None = None  # where the kernel may become one with others
 
 
+_UNROLLED = 8  # iterations up to which the compiler may well write a loop's body several times, where it knows them
 _VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
     title = described((stage.body for stage in kernel.stages), kernel.laid_out(Layout).shape)
-    return source_of(kernel, body_of(kernel), title)
+    return source_of(kernel, body_of(kernel), title, shareable=True)
 
 
 def body_of(kernel: Kernel) -> list[str]:
@@ -59,39 +80,51 @@ def _whole_or_end(inside: _LoopWriter, checked: _LoopWriter, width: int) -> list
     shared = next(at for at, (a, b) in enumerate(zip(whole, end, strict=False)) if a != b)
     return [
         *whole[:shared],
-        f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {width}:",
+        f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {marked(width)}:",
         *("    " + line for line in whole[shared:]),
         "else:",
         *("    " + line for line in end[shared:]),
     ]
 
 
-def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
-    """The function with a kernel's arguments and this body; its name begins with `title`. Raises Unsupported."""
+def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: bool = False) -> TritonSource:
+    """The function with a kernel's arguments and this body; its name begins with `title`. `shareable`: whether it may
+    become one with others that differ in marked numbers. Raises Unsupported."""
     layout = kernel.laid_out(Layout)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
-    parameters = ", ".join(name for name, _ in (*pointers, *integers))
-    signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
-    lines = ["@triton.jit", f"def {PLACEHOLDER}({parameters}):"]
-    lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
-    lines += ["    " + line for line in body]
-    name, text = finished(title, "\n".join(lines) + "\n")
-    written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)
+    form = Form(title, (*pointers, *integers), layout.warps, "\n".join("    " + line for line in body) + "\n")
+    name, text = written_out(form, plain(form.body))
     return TritonSource(
         name,
         text,
-        (*pointers, *integers),
+        form.parameters,
         layout.warps,
         layout.stages,
         (layout.grid, number(1), number(1)),
         kernel.arguments,
         kernel.symbols,
-        written,
+        tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes),
+        form=form if shareable else None,
     )
+
+
+def written_out(
+    form: Form, body: str, numbers: Sequence[tuple[str, str]] = (), divisors: Sequence[tuple[int, int]] = ()
+) -> tuple[str, str]:
+    """The name and the whole text of a form with this body, in which `numbers` are further parameters. What the binary
+    depends on stands in the text: kernels of equal text are one kernel."""
+    parameters = (*form.parameters, *numbers)
+    multiples = dict(divisors)
+    notes = [
+        f"{name}: {kind}" + (f" (multiple of {multiples[place]})" if place in multiples else "")
+        for place, (name, kind) in enumerate(parameters)
+    ]
+    head = f"@triton.jit\ndef {PLACEHOLDER}({', '.join(name for name, _ in parameters)}):\n"
+    return finished(form.title, f"{head}    # {', '.join(notes)}; {form.warps} warps\n{body}")
 
 
 def finished(title: str, function: str) -> tuple[str, str]:
@@ -137,11 +170,15 @@ class Writer:
             return
         if name != text:
             self.line(f"{name} = {text}")
+        # A division by a number that is not known takes some twenty instructions: seldom enough where it is made once a
+        # program, or once a row or column of a tile, but not for each element.
+        once = dim is None or (dim != "r" and self.layout.shape in ("tiled", "reduction"))
         step = number(1)
         for position in range(len(axes) - 1, -1, -1):
             axis = axes[position]
-            quotient = name if step.as_int() == 1 else f"({name} // ({index_text(step)}))"
-            wrapped = quotient if position == 0 else f"{quotient} % ({index_text(axis.size)})"
+            by, size = (text if once else plain(text) for text in (index_text(step), index_text(axis.size)))
+            quotient = name if step.as_int() == 1 else f"({name} // ({by}))"
+            wrapped = quotient if position == 0 else f"{quotient} % ({size})"
             self.line(f"{axis.name} = {wrapped}")
             self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
             step = step * axis.size
@@ -212,7 +249,10 @@ class _LoopWriter(Writer):
         handler.begin_loop()
         self._inner_tile("r0")
         handler.replay(position)
-        size = index_text(product(a.size for a in self.layout.r))
+        length = product(a.size for a in self.layout.r)
+        size = index_text(length)
+        if (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block:
+            size = plain(size)
         bounds = f"0, {size}, {self.layout.r_block}"
         ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
         handler.end_loop(f"for r0 in {ahead}:")
