@@ -100,7 +100,7 @@ class InterpreterBackend(CodegenBackend):
     def bundle_instruction(
         self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
     ) -> Instruction:
-        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), source.meta.name)
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, source.meta.numbers, source.meta.name)
 
     def share(self, sources: Sequence[KernelSource], options: InductorOptions) -> list[KernelSource]:
         return share_sources(sources, options.shared_kernels)

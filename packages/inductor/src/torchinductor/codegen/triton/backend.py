@@ -165,7 +165,7 @@ class TritonBackend(CodegenBackend):
     def bundle_instruction(
         self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
     ) -> Instruction:
-        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), source.meta.name)
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, source.meta.numbers, source.meta.name)
 
     def compiler(self, options: InductorOptions) -> TritonCompiler:
         """The compiler for the current device and the options' cache folder."""

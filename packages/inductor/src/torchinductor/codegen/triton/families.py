@@ -49,35 +49,30 @@ def _key(source: TritonSource) -> object:
     """What the kernels of a family have in common."""
     assert source.form is not None
     form = source.form
-    likenesses = replaced(form.body, lambda mark: f"{{{mark.likeness}}}")
+    likenesses = replaced(form.text, lambda mark: f"{{{mark.likeness}}}")
     return form.title, form.parameters, form.warps, source.stages, source.symbols, source.written, likenesses
 
 
 def _as_one(members: Sequence[TritonSource]) -> list[TritonSource]:
     """Kernels of one key, with the text that takes the numbers in which they differ."""
-    bodies = [source.form.body for source in members if source.form is not None]
-    columns = list(zip(*map(marks_of, bodies), strict=True))  # of each number, what the members have there
+    forms = [source.form for source in members if source.form is not None]
     names: dict[tuple[object, ...], str] = {}  # arguments by the values that the members have for them
-    given: list[tuple[Mark, ...]] = []  # by argument
-    for column in columns:
-        values = _values(column)
-        if len({mark.value for mark in column}) > 1 and values not in names:
-            names[values] = f"{'n' if column[0].integral else 'f'}{len(names)}"
-            given.append(column)
-    if len(given) > _MOST:
+    columns: list[tuple[Mark, ...]] = []  # by argument: the members' numbers
+    given: dict[int, str] = {}
+    for place, column in enumerate(zip(*(marks_of(form.text) for form in forms), strict=True)):
+        if len({mark.value for mark in column}) > 1:
+            values = (_TYPES.get(column[0].use, "i32"), *(mark.value for mark in column))
+            if values not in names:
+                names[values] = f"{'n' if column[0].integral else 'f'}{len(names)}"
+                columns.append(column)
+            given[place] = names[values]
+    if len(columns) > _MOST:
         return [replace(source, form=None) for source in members]
-    first = members[0]
-    assert first.form is not None
-    texts = iter([column[0].named(names[v]) if (v := _values(column)) in names else column[0].plain for column in columns])
-    body = replaced(bodies[0], lambda _: next(texts))
-    arguments = [(names[_values(column)], _TYPES.get(column[0].use, "i32")) for column in given]
-    begun = len(first.signature)
-    divisors = tuple(
-        (begun + place, column[0].divisor)
-        for place, column in enumerate(given)
-        if column[0].integral and column[0].divisor > 1
-    )
-    name, text = written_out(first.form, body, arguments, divisors)
+    arguments = [(name, str(kind)) for (kind, *_), name in names.items()]
+    begun = len(members[0].signature)
+    multiples = [min(mark.divisor for mark in column) if column[0].integral else 1 for column in columns]
+    divisors = tuple((begun + at, divisor) for at, divisor in enumerate(multiples) if divisor > 1)
+    name, text = written_out(forms[0], given, arguments, divisors)
     return [
         replace(
             source,
@@ -85,16 +80,11 @@ def _as_one(members: Sequence[TritonSource]) -> list[TritonSource]:
             text=text,
             signature=(*source.signature, *arguments),
             divisors=divisors,
-            numbers=tuple(_cell(column[member]) for column in given),
+            numbers=tuple(_cell(column[member]) for column in columns),
             form=None,
         )
         for member, source in enumerate(members)
     ]
-
-
-def _values(column: Sequence[Mark]) -> tuple[object, ...]:
-    """Where the members have the same numbers of one type in several places, these are one argument."""
-    return (_TYPES.get(column[0].use, "i32"), *(mark.value for mark in column))
 
 
 def number_of(cell: int, kind: str) -> int | float:

@@ -28,7 +28,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
-from .marks import marked, marked_float, plain
+from .marks import Use, marked, marked_float, plain
 from .plan import Layout
 from .precision import Coarse, coarse_kernel, coarse_values
 from .waits import waits_of
@@ -56,14 +56,15 @@ def row_major(axes: Sequence[Axis]) -> IntExpr:
     return dot([a.var for a in axes], contiguous_strides([a.size for a in axes]))
 
 
-def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset()) -> str:
+def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset(), use: Use = "n") -> str:
     """An index as Triton text, its numbers marked. `numbers`: the symbols that may be negative. Where a dividend may be
-    (a roll by a number that is not known), the language's truncating division is not the right one."""
+    (a roll by a number that is not known), the language's truncating division is not the right one. `use`: of the
+    marks."""
     parts: list[str] = []
     for monomial, coefficient in expr.ordered_terms():
         factors = [a.name if isinstance(a, Symbol) else _call_text(a, numbers) for a in monomial]
         if abs(coefficient) != 1 or not factors:
-            factors.append(marked(abs(coefficient)))
+            factors.append(marked(abs(coefficient), use))
         sign = " - " if coefficient < 0 else " + "
         parts.append((sign if parts else sign.strip().replace("+", "")) + " * ".join(factors))
     return "".join(parts) or "0"

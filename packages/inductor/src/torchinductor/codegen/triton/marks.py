@@ -15,9 +15,11 @@ from typing import Literal
 
 import torch
 
-Use = Literal["n", "f", "d", "<", ">"]
-"""An integer, a float of 32 or 64 bits, and the constant part of an address. That stands last, as the loads' own offset
-("<" leaves its place empty), and first where it is an argument (">" leaves its place empty): it is added once."""
+Use = Literal["n", "c", "f", "d", "<", ">", "@"]
+"""An integer; one that only counts programs or iterations, of which nothing else matters; a float of 32 or 64 bits; and
+the constant part of an address. That stands last, as the loads' own offset ("<" leaves its place empty), and first where
+it is an argument (">" leaves its place empty): it is added once. "@": no number, but further arguments of a function that
+is named, with those that its own text has."""
 
 _MARKED = re.compile("\u27e8(.)(.*?)\u27e9")
 _FLOATS: dict[torch.dtype, Use] = {torch.float32: "f", torch.float64: "d"}
@@ -60,6 +62,8 @@ class Mark:
         number = int(self.text)
         if abs(number) <= 1 or abs(number) > _MOST:
             return f"{self.use}{number}"
+        if self.use == "c":
+            return self.use
         return f"{self.use}{'-' if number < 0 else ''}*{self.divisor}"
 
     @property
@@ -77,6 +81,11 @@ def marked(value: int, use: Use = "n") -> str:
     return f"\u27e8{use}{value}\u27e9"
 
 
+def arguments_of(function: str) -> str:
+    """Where a function's parameters, and those that it is called with, may be followed by numbers."""
+    return f"\u27e8@{function}\u27e9"
+
+
 def marked_float(value: bool | int | float, dtype: torch.dtype) -> str | None:
     """The text of a float that the kernel may be given; None where it is of another type, or no number."""
     if dtype not in _FLOATS or isinstance(value, bool) or not math.isfinite(value):
@@ -84,19 +93,27 @@ def marked_float(value: bool | int | float, dtype: torch.dtype) -> str | None:
     return f"\u27e8{_FLOATS[dtype]}{value!r}\u27e9"
 
 
-def replaced(text: str, by: Callable[[Mark], str]) -> str:
-    """The text with other text for each mark, in their order."""
-    return _MARKED.sub(lambda found: by(_mark(found)), text)
+def replaced(text: str, by: Callable[[Mark], str], called: Callable[[str], str] | None = None) -> str:
+    """The text with other text for each number, in their order, and for further arguments, of which `called` is told
+    the function; else these stay marked."""
+
+    def put(found: re.Match[str]) -> str:
+        mark = _mark(found)
+        if mark.use != "@":
+            return by(mark)
+        return found[0] if called is None else called(mark.text)
+
+    return _MARKED.sub(put, text)
 
 
 def plain(text: str) -> str:
     """The text with all numbers as constants."""
-    return replaced(text, lambda mark: mark.plain) if "\u27e8" in text else text
+    return replaced(text, lambda mark: mark.plain, lambda _: "") if "\u27e8" in text else text
 
 
 def marks_of(text: str) -> list[Mark]:
-    """The marks of a text, in their order."""
-    return [_mark(found) for found in _MARKED.finditer(text)]
+    """The numbers of a text, in their order."""
+    return [mark for found in _MARKED.finditer(text) if (mark := _mark(found)).use != "@"]
 
 
 def _mark(found: re.Match[str]) -> Mark:

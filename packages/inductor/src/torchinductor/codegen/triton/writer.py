@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
@@ -12,7 +14,7 @@ from torchinductor.ir import Axis, Kernel
 
 from .expressions import POINTER_TYPES, Unsupported, helpers_of
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
-from .marks import marked, plain
+from .marks import Mark, marked, plain, replaced
 from .plan import Layout
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
@@ -24,6 +26,7 @@ class Form:
 
     Attributes:
         title: what its name begins with.
+        functions: those that it calls, by their names.
         parameters: (parameter, Triton's name of its type), pointers first.
         body: its statements, numbers marked.
     """
@@ -32,6 +35,12 @@ class Form:
     parameters: tuple[tuple[str, str], ...]
     warps: int
     body: str
+    functions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All that has marks."""
+        return "".join((*(text for _, text in self.functions), self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: boo
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
     form = Form(title, (*pointers, *integers), layout.warps, "\n".join("    " + line for line in body) + "\n")
-    name, text = written_out(form, plain(form.body))
+    name, text = written_out(form)
     return TritonSource(
         name,
         text,
@@ -113,18 +122,44 @@ def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: boo
 
 
 def written_out(
-    form: Form, body: str, numbers: Sequence[tuple[str, str]] = (), divisors: Sequence[tuple[int, int]] = ()
+    form: Form,
+    given: Mapping[int, str] = MappingProxyType({}),
+    numbers: Sequence[tuple[str, str]] = (),
+    divisors: Sequence[tuple[int, int]] = (),
 ) -> tuple[str, str]:
-    """The name and the whole text of a form with this body, in which `numbers` are further parameters. What the binary
-    depends on stands in the text: kernels of equal text are one kernel."""
-    parameters = (*form.parameters, *numbers)
-    multiples = dict(divisors)
+    """The name and the whole text of a form.
+
+    Args:
+        given: names of arguments, by the places of the numbers (`marks_of(form.text)`) that they stand for.
+        numbers: these arguments, and their types.
+        divisors: their positions among the parameters, and what they are multiples of.
+    """
+    places = count()
+    taken: dict[str, dict[str, None]] = {}  # the arguments that each function has in its text
+
+    def put(function: str, text: str) -> str:
+        own = taken.setdefault(function, {})
+
+        def named(mark: Mark) -> str:
+            name = given.get(next(places))
+            if name is None:
+                return mark.plain
+            own[name] = None
+            return mark.named(name)
+
+        return replaced(text, named)
+
+    made = [put(*function) for function in form.functions]
+    parameters, multiples = (*form.parameters, *numbers), dict(divisors)
+    # What the binary depends on stands in the text: kernels of equal text are one kernel.
     notes = [
         f"{name}: {kind}" + (f" (multiple of {multiples[place]})" if place in multiples else "")
         for place, (name, kind) in enumerate(parameters)
     ]
     head = f"@triton.jit\ndef {PLACEHOLDER}({', '.join(name for name, _ in parameters)}):\n"
-    return finished(form.title, f"{head}    # {', '.join(notes)}; {form.warps} warps\n{body}")
+    made.append(f"{head}    # {', '.join(notes)}; {form.warps} warps\n{put('', form.body)}")
+    further = lambda function: "".join(f", {name}" for name in taken[function])
+    return finished(form.title, replaced("\n\n".join(made), lambda mark: mark.plain, further))
 
 
 def finished(title: str, function: str) -> tuple[str, str]:
@@ -176,7 +211,8 @@ class Writer:
         step = number(1)
         for position in range(len(axes) - 1, -1, -1):
             axis = axes[position]
-            by, size = (text if once else plain(text) for text in (index_text(step), index_text(axis.size)))
+            texts = (index_text(expr, use="n" if dim else "c") for expr in (step, axis.size))
+            by, size = (text if once else plain(text) for text in texts)
             quotient = name if step.as_int() == 1 else f"({name} // ({by}))"
             wrapped = quotient if position == 0 else f"{quotient} % ({size})"
             self.line(f"{axis.name} = {wrapped}")
@@ -231,10 +267,10 @@ class _LoopWriter(Writer):
     def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
         """Takes this dimension's share of the program id; returns the text of what is left of it."""
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
-        count = index_text((product(a.size for a in axes) + number(block - 1)) // number(block))
-        program = rest if last else f"({rest}) % ({count})"
+        programs = index_text((product(a.size for a in axes) + number(block - 1)) // number(block), use="c")
+        program = rest if last else f"({rest}) % ({programs})"
         self.place(dim, axes, block, program, suffix.get(self.layout.shape, {}).get(dim, ""))
-        return f"({rest}) // ({count})"
+        return f"({rest}) // ({programs})"
 
     def _inner_tile(self, start: str) -> None:
         layout = self.layout
@@ -250,7 +286,7 @@ class _LoopWriter(Writer):
         self._inner_tile("r0")
         handler.replay(position)
         length = product(a.size for a in self.layout.r)
-        size = index_text(length)
+        size = index_text(length, use="c")
         if (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block:
             size = plain(size)
         bounds = f"0, {size}, {self.layout.r_block}"
@@ -275,7 +311,7 @@ class _WalkWriter(_LoopWriter):
                 self.wait(position)
                 handler.replay(position)
         tiles = (product(a.size for a in layout.x) + number(layout.x_block - 1)) // number(layout.x_block)
-        bounds = f"pid, {index_text(tiles)}, {index_text(layout.walk.size)}"
+        bounds = f"pid, {index_text(tiles, use='c')}, {index_text(layout.walk.size, use='c')}"
         handler.end_loop(f"for tile in tl.range({bounds}, num_stages={layout.stages}):")
         for position, stage in enumerate(self.kernel.stages):
             if stage.kind == "columns":
