@@ -113,8 +113,8 @@ def compared(step: Step, most: int) -> tuple[str, list[str]]:
             registers[side] += taken[side].registers
         if accesses[0] != accesses[1] or taken[0].spilled > taken[1].spilled:
             worse.append(f"{pair[0].name} {taken[0]} {accesses[0]}\n  {pair[1].name} {taken[1]} {accesses[1]}")
-    ratios = [ours / max(1, own) for ours, own in (instructions, registers)]
-    return f"{len(pairs)} | {len(worse)} | {ratios[0]:.3f} | {ratios[1]:.3f}", worse
+    ratios = [f"{ours / own:.3f}" if own else "-" for ours, own in (instructions, registers)]
+    return " | ".join([str(len(pairs)), str(len(worse)), *ratios]), worse
 
 
 def row(model: str, most: int) -> tuple[str, list[str]]:
