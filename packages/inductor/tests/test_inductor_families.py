@@ -111,7 +111,8 @@ def test_loads_are_as_wide_as_with_constants(name: str, tmp_path: Path) -> None:
     unique = list({source.text: source for source in (*own, *made)}.values())
     binary = {source.text: found for source, found in zip(unique, compiler.compile(unique), strict=True)}
     accesses = {
-        source.text: Counter(ACCESS.findall((tmp_path / f"{compiler.key(source)}.ptx").read_text())) for source in unique
+        source.text: Counter(ACCESS.findall((tmp_path / f"{compiler.key(source)}.ptx").read_text()))
+        for source in unique
     }
     for alone, source in zip(own, made, strict=True):
         assert accesses[alone.text] == accesses[source.text], f"{alone.text}\n{source.text}"
@@ -122,7 +123,9 @@ def test_loads_are_as_wide_as_with_constants(name: str, tmp_path: Path) -> None:
 
 
 def test_marks() -> None:
-    text = f"tl.load(p0{marked(-48, '<')} + (i0 * {marked(24)}){marked(-48, '>')}) * {marked_float(49.0, torch.float32)}"
+    text = (
+        f"tl.load(p0{marked(-48, '<')} + (i0 * {marked(24)}){marked(-48, '>')}) * {marked_float(49.0, torch.float32)}"
+    )
     assert plain(text) == "tl.load(p0 + (i0 * 24) + -48) * 49.0"
     assert replaced(text, lambda mark: mark.named("n")) == "tl.load(p0 + n + (i0 * n)) * n"
     assert [mark.likeness for mark in marks_of(text)] == ["<-*16", "n*8", ">-*16", "f"]

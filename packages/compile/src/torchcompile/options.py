@@ -89,9 +89,9 @@ class CompileOptions:
     shared_kernels: bool = field(
         default=True,
         metadata={
-            "doc": "kernels for a GPU that differ in sizes, strides and other numbers alone are one kernel that is given "
-            "these; False compiles each for itself, with its numbers as constants: a first call may take several times "
-            "as long"
+            "doc": "kernels for a GPU that differ in sizes, strides and other numbers alone are one kernel that is "
+            "given these; False compiles each for itself, with its numbers as constants: a first call may take several "
+            "times as long"
         },
     )
     progress: bool | None = field(

@@ -424,6 +424,8 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
 
 
 Launched = (Kernel, Template, Bundle)
+
+
 @dataclass(frozen=True, slots=True)
 class _Sources:
     """The kernels of one type of device.

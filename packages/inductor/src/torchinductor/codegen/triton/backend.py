@@ -37,7 +37,9 @@ class TritonLauncher:
         self.source = source
         self.written = source.written
         # "a": a pointer that must be a multiple of 16; "l" and "i": 64 and 32 bits.
-        parameters = "".join("a" if kind.startswith("*") else "l" if "64" in kind else "i" for _, kind in source.signature)
+        parameters = "".join(
+            "a" if kind.startswith("*") else "l" if "64" in kind else "i" for _, kind in source.signature
+        )
         self.handle = TritonKernel(
             binary.code, record["name"], parameters, record["scratch"], record["warps"], 32, record["shared"]
         )

@@ -68,7 +68,9 @@ def write_bundle(bundle: Bundle) -> TritonSource:
         calls += _calls(called, begun, count, pointers)
         begun += count * len(pointers)
     layout = layout_of_bundle(bundle)
-    made = tuple((part, f"@triton.jit\ndef {part}{body.replace(OWN, arguments_of(part), 1)}") for body, part in functions.items())
+    made = tuple(
+        (part, f"@triton.jit\ndef {part}{body.replace(OWN, arguments_of(part), 1)}") for body, part in functions.items()
+    )
     title = described((stage.body for part in bundle.parts for stage in part.stages), "bundle")
     body = "\n".join(["    pid = tl.program_id(0)", *calls]) + "\n"
     form = Form(title, tuple(signature), layout.warps, body, made)
@@ -76,7 +78,9 @@ def write_bundle(bundle: Bundle) -> TritonSource:
     written = tuple(i for i, name in enumerate(bundle.arguments) if name in bundle.writes)
     grid = (number(begun), number(1), number(1))
     arguments = bundle.arguments
-    return TritonSource(name, text, form.parameters, layout.warps, layout.stages, grid, arguments, (), written, form=form)
+    return TritonSource(
+        name, text, form.parameters, layout.warps, layout.stages, grid, arguments, (), written, form=form
+    )
 
 
 def _calls(called: str, begun: int, count: int, pointers: Sequence[Sequence[str]]) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 
 Use = Literal["n", "c", "f", "d", "<", ">", "@"]
-"""An integer; one that only counts programs or iterations, of which nothing else matters; a float of 32 or 64 bits; and
-the constant part of an address. That stands last, as the loads' own offset ("<" leaves its place empty), and first where
-it is an argument (">" leaves its place empty): it is added once. "@": no number, but further arguments of a function that
-is named, with those that its own text has."""
+"""An integer; one that only counts programs or iterations, of which nothing else matters; a float of 32 or 64 bits;
+and the constant part of an address. That stands last, as the loads' own offset ("<" leaves its place empty), and first
+where it is an argument (">" leaves its place empty): it is added once. "@": no number, but further arguments of a
+function that is named, with those that its own text has."""
 
 _MARKED = re.compile("\u27e8(.)(.*?)\u27e9")
 _FLOATS: dict[torch.dtype, Use] = {torch.float32: "f", torch.float64: "d"}

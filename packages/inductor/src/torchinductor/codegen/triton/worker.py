@@ -1,11 +1,10 @@
 """Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
 Started by path with a plain interpreter, so it imports triton and nothing else. Each request is served by a fork, which
-finds triton imported and warm. A request has `id` (of the reply too), `source` (a file),
-`name`, `signature` ([[parameter, type], ...], pointers first), `divisors` ([[position, number], ...]: what integers are
-multiples of), `warps`, `stages`, `arch` and `target` (path of the
-result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
-atomic rename."""
+finds triton imported and warm. A request has `id` (of the reply too), `source` (a file), `name`, `signature`
+([[parameter, type], ...], pointers first), `divisors` ([[position, number], ...]: what integers are multiples of),
+`warps`, `stages`, `arch` and `target` (path of the result without suffix). The binary goes to `target`.cubin, then what
+launching needs to `target`.json; both appear by atomic rename."""
 
 import gc
 import importlib.util
