@@ -14,6 +14,7 @@ one).
 
 With --together N, N processes build and compile at once and then wait; steps are timed in one process after the other,
 so that nothing else runs beside them. The seconds to the first result are those of a machine shared by N.
+--options '{"shared_kernels": false}' gives torchcompile.compile these.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     else:
         import torchcompile
 
-        compiled = torchcompile.compile(model)
+        compiled = torchcompile.compile(model, options=case["options"])
     bench.synchronize()
     start = time.perf_counter()
     bench.step(compiled)
@@ -309,6 +310,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="how long each median is measured")
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--together", type=int, default=1, help="how many processes compile at once")
+    parser.add_argument("--options", type=json.loads, default={}, help="of torchcompile.compile, as JSON")
     parser.add_argument("--kernels", type=Path, help="folder for lists of the longest kernels of each model's step")
     parser.add_argument("--allow-eager", action="store_true", help="no error where a model is not compiled as a whole")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to")
@@ -319,7 +321,7 @@ def main() -> None:
         return
     import torch
 
-    shared = {k: getattr(arguments, k) for k in ("device", "dtype", "scale", "seconds")}
+    shared = {k: getattr(arguments, k) for k in ("device", "dtype", "scale", "seconds", "options")}
     shared["kernels"] = arguments.kernels is not None
     cases = [
         dict(shared, **sized(model, arguments.batch, arguments.length), mode=mode, compiler=compiler)

@@ -25,6 +25,7 @@ from gpu_traffic import MODELS, traffic  # noqa: E402
 from torchinductor import InductorOptions  # noqa: E402
 from torchinductor.codegen.base import generated  # noqa: E402
 from torchinductor.codegen.triton.compiler import TritonCompiler  # noqa: E402
+from torchinductor.codegen.triton.families import shared  # noqa: E402
 from torchinductor.codegen.triton.resources import Resources, resources_of  # noqa: E402
 from torchinductor.codegen.triton.writer import TritonSource  # noqa: E402
 from torchinductor.ir import Bundle, Kernel, Template  # noqa: E402
@@ -34,14 +35,13 @@ RECORD = Path(__file__).with_name("gpu_resources.json")
 
 
 def sources_of(model: str) -> list[TritonSource]:
-    """The distinct kernels of a training step."""
+    """The distinct kernels of a training step, as they are compiled."""
     found: dict[str, TritonSource] = {}
 
     def add(operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            if isinstance(operation, (Kernel, Template, Bundle)):
-                source = generated(operation, InductorOptions())
-                found[source.text] = source.meta
+        kernels = [o for o in operations if isinstance(o, (Kernel, Template, Bundle))]
+        alone = {(source := generated(o, InductorOptions())).text: source.meta for o in kernels}
+        found.update((source.text, source) for source in shared(list(alone.values())))
 
     traffic(model, "train", add)
     return list(found.values())

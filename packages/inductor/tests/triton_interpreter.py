@@ -16,6 +16,7 @@ from triton.runtime.interpreter import TensorHandle
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
+from torchinductor.codegen.triton.families import number_of, share_sources
 from torchinductor.codegen.triton.plan import Layout
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.templates import split_template, write_template
@@ -99,21 +100,24 @@ class InterpreterBackend(CodegenBackend):
     def bundle_instruction(
         self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
     ) -> Instruction:
-        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), source.meta.name)
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, source.meta.numbers, source.meta.name)
+
+    def share(self, sources: Sequence[KernelSource], options: InductorOptions) -> list[KernelSource]:
+        return share_sources(sources, options.shared_kernels)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
-        def launcher(function: Any) -> Any:
+        def launcher(function: Any, kinds: Sequence[str]) -> Any:
             def launch(tensors: Sequence[Any], symbols: Sequence[int], grid: Sequence[int]) -> None:
+                numbers = [number_of(cell, kind) for cell, kind in zip(symbols, kinds[len(tensors) :], strict=True)]
                 if all(grid):
-                    function[tuple(grid)](*tensors, *symbols)
+                    function[tuple(grid)](*tensors, *numbers)
 
             return launch
 
-        functions = [load(s.text, s.meta.name) for s in sources]
-        return Built(
-            launchers=tuple(map(launcher, functions)), files={f"{i}.py": s.text for i, s in enumerate(sources)}
-        )
+        launchers = tuple(launcher(load(s.text, s.meta.name), [kind for _, kind in s.meta.signature]) for s in sources)
+        return Built(launchers=launchers, files={f"{i}.py": s.text for i, s in enumerate(sources)})
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         symbols = tuple(variable(name) for name in source.meta.symbols)
-        return TritonCall(handle, (kernel.laid_out(Layout).grid, 1, 1), slots, symbols, source.meta.name)
+        given = (*symbols, *source.meta.numbers)
+        return TritonCall(handle, (kernel.laid_out(Layout).grid, 1, 1), slots, given, source.meta.name)

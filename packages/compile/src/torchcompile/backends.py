@@ -390,6 +390,7 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
         round_like_eager=given.precision == "eager",
         templates=given.templates,
         tune_products=given.tune_products,
+        shared_kernels=given.shared_kernels,
         verify=given.verify or given.check_kernels,
         deterministic=torch.are_deterministic_algorithms_enabled(),  # capture guards it
     )

@@ -86,6 +86,14 @@ class CompileOptions:
             "last bits from machine to machine)"
         },
     )
+    shared_kernels: bool = field(
+        default=True,
+        metadata={
+            "doc": "kernels for a GPU that differ in sizes, strides and other numbers alone are one kernel that is "
+            "given these; False compiles each for itself, with its numbers as constants: a first call may take several "
+            "times as long"
+        },
+    )
     progress: bool | None = field(
         default=None,
         metadata={

@@ -206,9 +206,9 @@ def begin_graph(
     verify_kernels(operations)
     sources = _generate(operations, options, clock)
     clock.lap("generate")
-    kernels = sum(len(unique) for unique, _ in sources.values())
+    kernels = sum(len(found.unique) for found in sources.values())
     clock.at("build", 0, kernels)
-    building = {device: codegen_for(device).begin(unique, options) for device, (unique, _) in sources.items()}
+    building = {device: codegen_for(device).begin(found.unique, options) for device, found in sources.items()}
     clock.lap("build")
 
     def finish() -> CompiledGraph:
@@ -217,7 +217,7 @@ def begin_graph(
         clock.lap("build")
         origins = Origins.of(gm)
         program = _program(lowered, operations, sources, built, options, origins)
-        program, unique = spliced(program, tuple((d, tuple(found)) for d, (found, _) in sources.items()), _region_of)
+        program, unique = spliced(program, tuple((d, found.unique) for d, found in sources.items()), _region_of)
         clock.lap("emit")
         run, consume = _runnable(program, options, account)
         clock.lap("prepare")
@@ -424,25 +424,49 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
 
 
 Launched = (Kernel, Template, Bundle)
-Sources = dict[str, tuple[list[KernelSource], dict[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The kernels of one type of device.
+
+    Attributes:
+        unique: what is built.
+        launched: each operation's own source, whose text is that of one of these, and its number among them.
+    """
+
+    unique: tuple[KernelSource, ...]
+    launched: dict[str, tuple[KernelSource, int]]
+
+
+Sources = dict[str, _Sources]
 
 
 def _generate(operations: Sequence[Operation], options: InductorOptions, clock: _Clock) -> Sources:
-    """Distinct sources by device type, and each kernel's number among them."""
-    result: Sources = {}
-    numbers: dict[tuple[str, str], int] = {}
+    """Sources by device type."""
+    written: dict[str, dict[str, KernelSource]] = {}  # by text
+    texts: dict[str, dict[str, str]] = {}  # by operation
     launched = [operation for operation in operations if isinstance(operation, Launched)]
     for done, operation in enumerate(launched):
         clock.at("generate", done, len(launched))
         device = operation.device.type
-        unique, by_name = result.setdefault(device, ([], {}))
         source = generated(operation, options)
-        number = numbers.get((device, source.text))
-        if number is None:
-            number = numbers[device, source.text] = len(unique)
-            unique.append(source)
-        by_name[operation.name] = number
-    return result
+        written.setdefault(device, {}).setdefault(source.text, source)
+        texts.setdefault(device, {})[operation.name] = source.text
+    return {device: _shared(device, sources, texts[device], options) for device, sources in written.items()}
+
+
+def _shared(
+    device: str, written: Mapping[str, KernelSource], texts: Mapping[str, str], options: InductorOptions
+) -> _Sources:
+    """What the back end makes of a program's sources; `texts`: those of the operations, before that."""
+    made = dict(zip(written, codegen_for(device).share(tuple(written.values()), options), strict=True))
+    unique: dict[str, KernelSource] = {}
+    for source in made.values():
+        unique.setdefault(source.text, source)
+    numbers = {text: number for number, text in enumerate(unique)}
+    launched = {name: (made[text], numbers[made[text].text]) for name, text in texts.items()}
+    return _Sources(tuple(unique.values()), launched)
 
 
 def _program(
@@ -457,11 +481,11 @@ def _program(
     launchers: tuple[Launcher, ...] = ()
     keepalive: tuple[object, ...] = ()
     handles: dict[str, Handle] = {}
-    for device, (unique, by_name) in sources.items():
+    for device, found in sources.items():
         made = built[device]
         base = len(kernels) if made.addresses else len(launchers)
-        for name, number in by_name.items():
-            handles[name] = Handle(codegen_for(device), unique[number], base + number)
+        for name, (source, number) in found.launched.items():
+            handles[name] = Handle(codegen_for(device), source, base + number)
         kernels += made.addresses
         launchers += made.launchers
         keepalive += made.keepalive

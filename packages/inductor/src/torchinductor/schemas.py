@@ -55,6 +55,9 @@ class InductorOptions:
     cuda_graphs: bool = False
     # Generate matrix products where a back end has a template for them; off, they are calls of ATen.
     templates: bool = False
+    # Kernels for a GPU that differ in sizes, strides and other numbers alone are one kernel that is given these, and is
+    # compiled once; off, each is compiled for itself, its numbers being constants.
+    shared_kernels: bool = True
     # Time ATen's call and several kernels of cuBLASLt for each matrix product on an NVIDIA GPU, where it is first run,
     # and take the fastest from then on, in other processes too.
     tune_products: bool = False

@@ -114,6 +114,12 @@ class CodegenBackend(ABC):
         """Source for kernels of one key; its arguments are `bundle.arguments`."""
         raise NotImplementedError(f"{type(self).__name__} bundles no kernels")
 
+    def share(self, sources: Sequence[KernelSource], options: InductorOptions) -> Sequence[KernelSource]:
+        """The sources of a program, whose texts are distinct, in their order, where several may be given one text that
+        does for all of them. What an entry's `meta` says of its own launches goes to `instruction`; of sources of equal
+        text the first is built. By default they stay as they are."""
+        return sources
+
     @abstractmethod
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         """Compiles and loads sources, in parallel and through the disk cache."""

@@ -20,6 +20,7 @@ from torchinductor.schemas import AdditionRates, ColumnSums, DeviceTraits, Induc
 
 from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler, triton_version
+from .families import share_sources
 from .plan import PERSISTENT_LIMIT, WALK_COLUMNS, WALK_SUMS, WALK_WARPS, Layout
 from .split import split_reductions
 from .templates import PLANNERS, split_template, write_template
@@ -35,8 +36,10 @@ class TritonLauncher:
             raise BuildFailed(f"kernel {binary.key} asks for {record['scratch_bytes']} bytes of scratch memory")
         self.source = source
         self.written = source.written
-        # "a": a pointer that must be a multiple of 16; "l": a 64-bit integer.
-        parameters = "".join("a" if kind.startswith("*") else "l" for _, kind in source.signature)
+        # "a": a pointer that must be a multiple of 16; "l" and "i": 64 and 32 bits.
+        parameters = "".join(
+            "a" if kind.startswith("*") else "l" if "64" in kind else "i" for _, kind in source.signature
+        )
         self.handle = TritonKernel(
             binary.code, record["name"], parameters, record["scratch"], record["warps"], 32, record["shared"]
         )
@@ -117,6 +120,10 @@ class TritonBackend(CodegenBackend):
         source = write_bundle(bundle)
         return KernelSource(source.text, source, bundle.origins)
 
+    def share(self, sources: Sequence[KernelSource], options: InductorOptions) -> list[KernelSource]:
+        """With `InductorOptions.shared_kernels`, kernels of one family have one text (`families.py`)."""
+        return share_sources(sources, options.shared_kernels)
+
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         return self.begin(sources, options).finish()
 
@@ -155,12 +162,12 @@ class TritonBackend(CodegenBackend):
         meta: TritonSource = source.meta
         grid: tuple[Size, Size, Size] = (kernel.laid_out(Layout).grid, 1, 1)  # kernels of equal text may differ in it
         symbols = tuple(variable(name) for name in meta.symbols)
-        return TritonCall(handle, grid, slots, symbols, meta.name)
+        return TritonCall(handle, grid, slots, (*symbols, *meta.numbers), meta.name)
 
     def bundle_instruction(
         self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
     ) -> Instruction:
-        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), source.meta.name)
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, source.meta.numbers, source.meta.name)
 
     def compiler(self, options: InductorOptions) -> TritonCompiler:
         """The compiler for the current device and the options' cache folder."""

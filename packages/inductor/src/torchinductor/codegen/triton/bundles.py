@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from torchinductor.codegen.naming import PLACEHOLDER, described
+from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
 from torchinductor.ir import Bundle, Kernel
 
 from .expressions import POINTER_TYPES
+from .marks import arguments_of, marked
 from .plan import Layout
-from .writer import TritonSource, body_of, finished
+from .writer import Form, TritonSource, body_of, written_out
 
 _FLAT_BLOCK, _FLAT_WARPS = 1024, 4
+OWN = "\0"  # where a function that has no name yet says that it may take numbers
 
 
 def key_of(kernel: Kernel) -> Hashable | None:
@@ -55,7 +57,7 @@ def write_bundle(bundle: Bundle) -> TritonSource:
         own = [f"p{i}" for i in range(len(part.arguments))]
         lines = [line for line in body_of(part) if not line.startswith("pid = ")]
         text = "\n".join(["    " + line for line in lines])
-        called = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
+        called = functions.setdefault(f"({', '.join(['pid', *own])}{OWN}):\n{text}\n", f"part{len(functions)}")
         given = [f"p{len(signature) + i}" for i in range(len(own))]
         kinds = tuple(POINTER_TYPES[part.buffers[b].dtype] for b in part.arguments)
         signature += zip(given, kinds, strict=True)
@@ -66,18 +68,19 @@ def write_bundle(bundle: Bundle) -> TritonSource:
         calls += _calls(called, begun, count, pointers)
         begun += count * len(pointers)
     layout = layout_of_bundle(bundle)
-    made = [f"@triton.jit\ndef {part}{body}" for body, part in functions.items()]
-    head = [
-        "@triton.jit",
-        f"def {PLACEHOLDER}({', '.join(name for name, _ in signature)}):",
-        f"    # {', '.join(f'{name}: {kind}' for name, kind in signature)}; {layout.warps} warps",
-        "    pid = tl.program_id(0)",
-    ]
+    made = tuple(
+        (part, f"@triton.jit\ndef {part}{body.replace(OWN, arguments_of(part), 1)}") for body, part in functions.items()
+    )
     title = described((stage.body for part in bundle.parts for stage in part.stages), "bundle")
-    name, text = finished(title, "\n".join(["\n\n".join(made), "", *head, *calls]) + "\n")
+    body = "\n".join(["    pid = tl.program_id(0)", *calls]) + "\n"
+    form = Form(title, tuple(signature), layout.warps, body, made)
+    name, text = written_out(form)
     written = tuple(i for i, name in enumerate(bundle.arguments) if name in bundle.writes)
     grid = (number(begun), number(1), number(1))
-    return TritonSource(name, text, tuple(signature), layout.warps, layout.stages, grid, bundle.arguments, (), written)
+    arguments = bundle.arguments
+    return TritonSource(
+        name, text, form.parameters, layout.warps, layout.stages, grid, arguments, (), written, form=form
+    )
 
 
 def _calls(called: str, begun: int, count: int, pointers: Sequence[Sequence[str]]) -> list[str]:
@@ -85,12 +88,13 @@ def _calls(called: str, begun: int, count: int, pointers: Sequence[Sequence[str]
 
     It is called in one place, with the pointers that a program chooses: each call would be compiled for itself, and a
     layer's sums are the next layer's."""
-    lines = [f"    if (pid >= {begun}) & (pid < {begun + count * len(pointers)}):"]
+    first, many, own = marked(begun, "c"), marked(count, "c"), arguments_of(called)
+    lines = [f"    if (pid >= {first}) & (pid < {marked(begun + count * len(pointers), 'c')}):"]
     if len(pointers) == 1:
-        return [*lines, f"        {called}({', '.join([f'pid - {begun}', *pointers[0]])})"]
-    lines.append(f"        part = (pid - {begun}) // {count}")
+        return [*lines, f"        {called}({', '.join([f'pid - {first}', *pointers[0]])}{own})"]
+    lines.append(f"        part = (pid - {first}) // {many}")
     chosen = [f"q{i}" for i in range(len(pointers[0]))]
-    for name, (first, *others) in zip(chosen, zip(*pointers, strict=True), strict=True):
-        lines.append(f"        {name} = {first}")
+    for name, (chief, *others) in zip(chosen, zip(*pointers, strict=True), strict=True):
+        lines.append(f"        {name} = {chief}")
         lines += [f"        {name} = tl.where(part == {k}, {other}, {name})" for k, other in enumerate(others, 1)]
-    return [*lines, f"        {called}({', '.join([f'pid - {begun} - part * {count}', *chosen])})"]
+    return [*lines, f"        {called}({', '.join([f'pid - {first} - part * {many}', *chosen])}{own})"]

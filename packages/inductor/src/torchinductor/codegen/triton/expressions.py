@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -313,7 +314,7 @@ SCANS: Mapping[str, Combine] = {
 ATOMICS: Mapping[str, str] = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 
 # Functions that generated kernels call. Comparisons with a NaN are false, which the forms below rely on.
-PRELUDE = """
+_HELPERS = """
 @triton.jit
 def _add(a, b):
     return a + b
@@ -498,3 +499,19 @@ def _philox_line(seed, first, stream, shape: tl.constexpr):
     c0, c1, c2, c3 = _philox_block(seed, first >> 2, stream)
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), shape).to(tl.int64)
 """
+
+_WORD = re.compile(r"\w+")
+_NAMED: Mapping[str, str] = {
+    text.split("(", 1)[0]: f"@triton.jit\ndef {text.strip()}\n" for text in _HELPERS.split("@triton.jit\ndef ")[1:]
+}
+
+
+def helpers_of(text: str) -> list[str]:
+    """The helpers that a function calls, and those that these call: reading each takes Triton about a millisecond."""
+    wanted: set[str] = set()
+    texts = [text]
+    while texts:
+        fresh = _NAMED.keys() & set(_WORD.findall(texts.pop())) - wanted
+        wanted |= fresh
+        texts += [_NAMED[name] for name in fresh]
+    return [helper for name, helper in _NAMED.items() if name in wanted]

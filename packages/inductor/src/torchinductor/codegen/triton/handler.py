@@ -28,6 +28,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
+from .marks import Use, marked, marked_float, plain
 from .plan import Layout
 from .precision import Coarse, coarse_kernel, coarse_values
 from .waits import waits_of
@@ -55,14 +56,15 @@ def row_major(axes: Sequence[Axis]) -> IntExpr:
     return dot([a.var for a in axes], contiguous_strides([a.size for a in axes]))
 
 
-def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset()) -> str:
-    """An index as Triton text. `numbers`: the symbols that may be negative. Where a dividend may be (a roll by a number
-    that is not known), the language's truncating division is not the right one."""
+def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset(), use: Use = "n") -> str:
+    """An index as Triton text, its numbers marked. `numbers`: the symbols that may be negative. Where a dividend may be
+    (a roll by a number that is not known), the language's truncating division is not the right one. `use`: of the
+    marks."""
     parts: list[str] = []
     for monomial, coefficient in expr.ordered_terms():
         factors = [a.name if isinstance(a, Symbol) else _call_text(a, numbers) for a in monomial]
         if abs(coefficient) != 1 or not factors:
-            factors.append(str(abs(coefficient)))
+            factors.append(marked(abs(coefficient), use))
         sign = " - " if coefficient < 0 else " + "
         parts.append((sign if parts else sign.strip().replace("+", "")) + " * ".join(factors))
     return "".join(parts) or "0"
@@ -70,6 +72,7 @@ def index_text(expr: IntExpr, numbers: frozenset[str] = frozenset()) -> str:
 
 def _call_text(call: Call, numbers: frozenset[str]) -> str:
     left, right = index_text(call.left, numbers), index_text(call.right, numbers)
+    right = right if call.op in ("min", "max") else plain(right)  # a division by a constant is a product
     if call.op in ("min", "max"):
         return f"tl.{call.op}imum({left}, {right})"
     if all(nonnegative(side) and not side.symbols() & numbers for side in (call.left, call.right)):
@@ -229,12 +232,18 @@ class TritonHandler(OpsHandler[Value]):
         if block and not self.dims_of(index):
             text += " + zero"
         pointer = self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
-        return pointer if constant == 0 else f"{pointer} + {constant}"
+        if constant == 0:
+            return pointer
+        head, _, rest = pointer.partition(" ")
+        return f"{head}{marked(constant, '<')}{' ' if rest else ''}{rest}{marked(constant, '>')}"
 
     # ---- values ----------------------------------------------------------------------------------------------
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        found = self.emit(literal(value, compute_dtype(dtype)), compute_dtype(dtype), NO_DIMS)
+        kind = compute_dtype(dtype)
+        number = marked_float(value, kind)
+        text = literal(value, kind) if number is None else f"tl.full([], {number}, {tl_type(kind)})"
+        found = self.emit(text, kind, NO_DIMS)
         if value == 1 and found.dtype is torch.float32:
             self._ones.add(found.name)
         return found
@@ -244,9 +253,11 @@ class TritonHandler(OpsHandler[Value]):
         text = index_text(expr, self.numbers)
         known = expr.as_int()
         if known is not None:
-            value = self.constant(known, kind)
+            if kind.is_floating_point:
+                return self.constant(known, kind)
+            value = self.emit(f"tl.full([], {marked(known)}, {tl_type(kind)})", kind, NO_DIMS)
             if abs(known) < 2**31:
-                self._narrow[value.name] = str(known)
+                self._narrow[value.name] = marked(known)
             return value
         value = self.emit(f"({text}).to({tl_type(kind)})", kind, self.dims_of(expr))
         if kind is torch.int64 and not self.layout.wide:

@@ -1,11 +1,12 @@
 """Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
 Started by path with a plain interpreter, so it imports triton and nothing else. Each request is served by a fork, which
-finds triton imported and warm. A request has `id` (of the reply too), `source` (a file),
-`name`, `signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the
-result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
-atomic rename."""
+finds triton imported and warm. A request has `id` (of the reply too), `source` (a file), `name`, `signature`
+([[parameter, type], ...], pointers first), `divisors` ([[position, number], ...]: what integers are multiples of),
+`warps`, `stages`, `arch` and `target` (path of the result without suffix). The binary goes to `target`.cubin, then what
+launching needs to `target`.json; both appear by atomic rename."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -29,6 +30,7 @@ class Request(TypedDict):
     source: str
     name: str
     signature: Sequence[tuple[str, str]]
+    divisors: Sequence[tuple[int, int]]
     warps: int
     stages: int
     arch: int
@@ -46,6 +48,7 @@ def compile_source(request: Request) -> None:
     pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     # The launcher hands over only pointers that are multiples of 16.
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    attributes |= {(i,): [["tt.divisibility", divisor]] for i, divisor in request["divisors"]}
     source = ASTSource(getattr(module, request["name"]), signature, {}, attributes)
     # Triton keeps assertions only in debug mode; its overflow checks, which that mode adds, are not wanted.
     options = {"num_warps": request["warps"], "num_stages": request["stages"]}
@@ -95,6 +98,7 @@ def warm(arch: int) -> None:
                 "source": str(source),
                 "name": "warm",
                 "signature": [("p0", "*fp32")],
+                "divisors": [],
                 "warps": 1,
                 "stages": 1,
                 "arch": arch,
@@ -148,6 +152,9 @@ def main() -> None:
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     warm(int(sys.argv[1]))
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a fork ends with its kernel: to look through what the compiler made would take a tenth of its time
     running: dict[int, int] = {}  # process -> request
     text = b""
     while True:

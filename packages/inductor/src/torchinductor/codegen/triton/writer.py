@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel
 
-from .expressions import POINTER_TYPES, PRELUDE, Unsupported
+from .expressions import POINTER_TYPES, Unsupported, helpers_of
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
+from .marks import Mark, marked, plain, replaced
 from .plan import Layout
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the text of a kernel is made of.
+
+    Attributes:
+        title: what its name begins with.
+        functions: those that it calls, by their names.
+        parameters: (parameter, Triton's name of its type), pointers first.
+        body: its statements, numbers marked.
+    """
+
+    title: str
+    parameters: tuple[tuple[str, str], ...]
+    warps: int
+    body: str
+    functions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All that has marks."""
+        return "".join((*(text for _, text in self.functions), self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +56,19 @@ class TritonSource:
     buffers: tuple[str, ...]  # the pointer arguments
     symbols: tuple[str, ...]  # the integer arguments
     written: tuple[int, ...]  # positions in `buffers`
+    divisors: tuple[tuple[int, int], ...] = ()  # (position in the signature, what the number is a multiple of)
+    numbers: tuple[int, ...] = ()  # what the arguments behind the symbols are at this kernel's launches; floats' bits
+    form: Form | None = None  # where the kernel may become one with others
 
 
-HEADER_TEXT = HEADER + PRELUDE
+_UNROLLED = 8  # iterations up to which the compiler may well write a loop's body several times, where it knows them
 _VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
     title = described((stage.body for stage in kernel.stages), kernel.laid_out(Layout).shape)
-    return source_of(kernel, body_of(kernel), title)
+    return source_of(kernel, body_of(kernel), title, shareable=True)
 
 
 def body_of(kernel: Kernel) -> list[str]:
@@ -60,45 +89,84 @@ def _whole_or_end(inside: _LoopWriter, checked: _LoopWriter, width: int) -> list
     shared = next(at for at, (a, b) in enumerate(zip(whole, end, strict=False)) if a != b)
     return [
         *whole[:shared],
-        f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {width}:",
+        f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {marked(width)}:",
         *("    " + line for line in whole[shared:]),
         "else:",
         *("    " + line for line in end[shared:]),
     ]
 
 
-def source_of(kernel: Kernel, body: Sequence[str], title: str) -> TritonSource:
-    """The function with a kernel's arguments and this body; its name begins with `title`. Raises Unsupported."""
+def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: bool = False) -> TritonSource:
+    """The function with a kernel's arguments and this body; its name begins with `title`. `shareable`: whether it may
+    become one with others that differ in marked numbers. Raises Unsupported."""
     layout = kernel.laid_out(Layout)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
-    parameters = ", ".join(name for name, _ in (*pointers, *integers))
-    signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
-    lines = ["@triton.jit", f"def {PLACEHOLDER}({parameters}):"]
-    lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
-    lines += ["    " + line for line in body]
-    name, text = finished(title, "\n".join(lines) + "\n")
-    written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)
+    form = Form(title, (*pointers, *integers), layout.warps, "\n".join("    " + line for line in body) + "\n")
+    name, text = written_out(form)
     return TritonSource(
         name,
         text,
-        (*pointers, *integers),
+        form.parameters,
         layout.warps,
         layout.stages,
         (layout.grid, number(1), number(1)),
         kernel.arguments,
         kernel.symbols,
-        written,
+        tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes),
+        form=form if shareable else None,
     )
+
+
+def written_out(
+    form: Form,
+    given: Mapping[int, str] = MappingProxyType({}),
+    numbers: Sequence[tuple[str, str]] = (),
+    divisors: Sequence[tuple[int, int]] = (),
+) -> tuple[str, str]:
+    """The name and the whole text of a form.
+
+    Args:
+        given: names of arguments, by the places of the numbers (`marks_of(form.text)`) that they stand for.
+        numbers: these arguments, and their types.
+        divisors: their positions among the parameters, and what they are multiples of.
+    """
+    places = count()
+    taken: dict[str, dict[str, None]] = {}  # the arguments that each function has in its text
+
+    def put(function: str, text: str) -> str:
+        own = taken.setdefault(function, {})
+
+        def named(mark: Mark) -> str:
+            name = given.get(next(places))
+            if name is None:
+                return mark.plain
+            own[name] = None
+            return mark.named(name)
+
+        return replaced(text, named)
+
+    made = [put(*function) for function in form.functions]
+    parameters, multiples = (*form.parameters, *numbers), dict(divisors)
+    # What the binary depends on stands in the text: kernels of equal text are one kernel.
+    notes = [
+        f"{name}: {kind}" + (f" (multiple of {multiples[place]})" if place in multiples else "")
+        for place, (name, kind) in enumerate(parameters)
+    ]
+    head = f"@triton.jit\ndef {PLACEHOLDER}({', '.join(name for name, _ in parameters)}):\n"
+    made.append(f"{head}    # {', '.join(notes)}; {form.warps} warps\n{put('', form.body)}")
+    further = lambda function: "".join(f", {name}" for name in taken[function])
+    return finished(form.title, replaced("\n\n".join(made), lambda mark: mark.plain, further))
 
 
 def finished(title: str, function: str) -> tuple[str, str]:
     """The name of a function, and the whole text."""
     name = name_of(title, function)
-    return name, f"{HEADER_TEXT}\n\n{function.replace(f'def {PLACEHOLDER}(', f'def {name}(', 1)}"
+    named = function.replace(f"def {PLACEHOLDER}(", f"def {name}(", 1)
+    return name, "\n\n".join([HEADER, *helpers_of(function), named])
 
 
 class Writer:
@@ -137,11 +205,16 @@ class Writer:
             return
         if name != text:
             self.line(f"{name} = {text}")
+        # A division by a number that is not known takes some twenty instructions: seldom enough where it is made once a
+        # program, or once a row or column of a tile, but not for each element.
+        once = dim is None or (dim != "r" and self.layout.shape in ("tiled", "reduction"))
         step = number(1)
         for position in range(len(axes) - 1, -1, -1):
             axis = axes[position]
-            quotient = name if step.as_int() == 1 else f"({name} // ({index_text(step)}))"
-            wrapped = quotient if position == 0 else f"{quotient} % ({index_text(axis.size)})"
+            texts = (index_text(expr, use="n" if dim else "c") for expr in (step, axis.size))
+            by, size = (text if once else plain(text) for text in texts)
+            quotient = name if step.as_int() == 1 else f"({name} // ({by}))"
+            wrapped = quotient if position == 0 else f"{quotient} % ({size})"
             self.line(f"{axis.name} = {wrapped}")
             self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
             step = step * axis.size
@@ -194,10 +267,10 @@ class _LoopWriter(Writer):
     def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
         """Takes this dimension's share of the program id; returns the text of what is left of it."""
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
-        count = index_text((product(a.size for a in axes) + number(block - 1)) // number(block))
-        program = rest if last else f"({rest}) % ({count})"
+        programs = index_text((product(a.size for a in axes) + number(block - 1)) // number(block), use="c")
+        program = rest if last else f"({rest}) % ({programs})"
         self.place(dim, axes, block, program, suffix.get(self.layout.shape, {}).get(dim, ""))
-        return f"({rest}) // ({count})"
+        return f"({rest}) // ({programs})"
 
     def _inner_tile(self, start: str) -> None:
         layout = self.layout
@@ -212,7 +285,10 @@ class _LoopWriter(Writer):
         handler.begin_loop()
         self._inner_tile("r0")
         handler.replay(position)
-        size = index_text(product(a.size for a in self.layout.r))
+        length = product(a.size for a in self.layout.r)
+        size = index_text(length, use="c")
+        if (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block:
+            size = plain(size)
         bounds = f"0, {size}, {self.layout.r_block}"
         ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
         handler.end_loop(f"for r0 in {ahead}:")
@@ -235,7 +311,7 @@ class _WalkWriter(_LoopWriter):
                 self.wait(position)
                 handler.replay(position)
         tiles = (product(a.size for a in layout.x) + number(layout.x_block - 1)) // number(layout.x_block)
-        bounds = f"pid, {index_text(tiles)}, {index_text(layout.walk.size)}"
+        bounds = f"pid, {index_text(tiles, use='c')}, {index_text(layout.walk.size, use='c')}"
         handler.end_loop(f"for tile in tl.range({bounds}, num_stages={layout.stages}):")
         for position, stage in enumerate(self.kernel.stages):
             if stage.kind == "columns":

@@ -1,0 +1,147 @@
+"""Kernels that differ in numbers alone are one: what they compute, how wide they load, and that caches find them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreted import replies
+
+import primtorch
+from torchinductor import InductorOptions
+from torchinductor.codegen.base import generated
+from torchinductor.ir import Bundle, Kernel
+from torchinductor.source import planned_operations
+
+pytest.importorskip("triton")
+
+from torchinductor.codegen.triton.compiler import TritonCompiler  # noqa: E402
+from torchinductor.codegen.triton.families import number_of, shared  # noqa: E402
+from torchinductor.codegen.triton.marks import Mark, marked, marked_float, marks_of, plain, replaced  # noqa: E402
+from torchinductor.codegen.triton.resources import resources_of  # noqa: E402
+from torchinductor.codegen.triton.writer import TritonSource  # noqa: E402
+
+ACCESS = re.compile(r"\b(?:ld|st)\.global[\w.:]*")
+
+
+def sources(program: Callable[..., object], *inputs: torch.Tensor) -> list[TritonSource]:
+    """The distinct kernels of a program, each for itself."""
+    operations = planned_operations(primtorch.lower(primtorch.trace(program, *inputs)), "cuda", OPTIONS)
+    made = (generated(o, OPTIONS) for o in operations if isinstance(o, (Kernel, Bundle)))
+    return list({source.text: source.meta for source in made}.values())
+
+
+OPTIONS = InductorOptions(fuse=False)  # each layer's kernel by itself
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def turn(*images: torch.Tensor) -> list[torch.Tensor]:
+    return [x.permute(0, 2, 3, 1).contiguous() for x in images]
+
+
+def sum_up(*xs: torch.Tensor) -> list[torch.Tensor]:
+    return [x.float().sum(0) / (x.shape[0] + 0.5) for x in xs]
+
+
+def normalise(*xs: torch.Tensor) -> list[torch.Tensor]:
+    return [F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype) for x in xs]
+
+
+def test_layers_of_several_sizes_are_one_kernel() -> None:
+    """Their numbers are what differs, in the order of their places, and are those of each layer."""
+    own = sources(turn, *(halves(64, c, 28, 28) for c in (192, 320, 448)))
+    made = shared(own)
+    assert len({source.text for source in own}) == 3
+    assert len({source.text for source in made}) == 1
+    assert len({source.numbers for source in made}) == 3
+    extra = len(own[0].signature)
+    assert all(len(source.signature) == extra + len(source.numbers) for source in made)
+    for alone, source in zip(own, made, strict=True):
+        constants = Counter(re.findall(r"\b\d+\b", alone.text))
+        assert all(constants[str(number)] for number in source.numbers), (source.numbers, alone.text)
+        assert source.name.rpartition("_")[0] == alone.name.rpartition("_")[0]
+
+
+def test_numbers_that_the_compiler_takes_differently_stay_apart() -> None:
+    """Rows of 784 and of 783 elements are loaded by other widths; a single channel is no stride."""
+    own = sources(sum_up, halves(4096, 784), halves(4096, 783))
+    assert len({source.text for source in shared(own)}) == len({source.text for source in own})
+
+
+def test_a_kernel_that_is_alone_keeps_its_constants() -> None:
+    own = sources(turn, halves(64, 192, 28, 28))
+    assert [source.text for source in shared(own)] == [source.text for source in own]
+
+
+def test_values_are_those_of_kernels_of_their_own() -> None:
+    seed = random.randrange(2**32)
+    found = replies("families_worker.py", str(seed), "4")
+    assert len(found) == 4
+    for reply in found:
+        assert reply.get("same"), (seed, reply)
+    alone, together = (sum(reply["kernels"][at] for reply in found) for at in (0, 1))
+    assert together < alone, (seed, found)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
+    "turned images": (turn, [halves(64, c, 28, 28) for c in (192, 320, 448)]),
+    "turned odd images": (turn, [halves(64, c, 27, 27) for c in (72, 120, 200)]),
+    "sums of columns": (sum_up, [halves(4096, n) for n in (784, 1040, 1072)]),
+    "rows": (normalise, [halves(4096, n) for n in (592, 720, 880)]),
+    "rows of eights": (normalise, [halves(4096, n) for n in (568, 600, 616)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_loads_are_as_wide_as_with_constants(name: str, tmp_path: Path) -> None:
+    program, inputs = PROGRAMS[name]
+    own = sources(program, *inputs)
+    made = shared(own)
+    assert len({source.text for source in made}) < len(own)
+    compiler = TritonCompiler(90, tmp_path, workers=2)
+    unique = list({source.text: source for source in (*own, *made)}.values())
+    binary = {source.text: found for source, found in zip(unique, compiler.compile(unique), strict=True)}
+    accesses = {
+        source.text: Counter(ACCESS.findall((tmp_path / f"{compiler.key(source)}.ptx").read_text()))
+        for source in unique
+    }
+    for alone, source in zip(own, made, strict=True):
+        assert accesses[alone.text] == accesses[source.text], f"{alone.text}\n{source.text}"
+        mine, other = resources_of(binary[source.text]), resources_of(binary[alone.text])
+        assert mine.spilled <= other.spilled and mine.shared == other.shared, f"{other}, {mine}\n{source.text}"
+    assert all(found.hit for found in compiler.compile(shared(sources(program, *inputs))))  # as another process would
+    compiler.close()
+
+
+def test_marks() -> None:
+    text = (
+        f"tl.load(p0{marked(-48, '<')} + (i0 * {marked(24)}){marked(-48, '>')}) * {marked_float(49.0, torch.float32)}"
+    )
+    assert plain(text) == "tl.load(p0 + (i0 * 24) + -48) * 49.0"
+    assert replaced(text, lambda mark: mark.named("n")) == "tl.load(p0 + n + (i0 * n)) * n"
+    assert [mark.likeness for mark in marks_of(text)] == ["<-*16", "n*8", ">-*16", "f"]
+    assert marked_float(float("inf"), torch.float32) is None and marked_float(True, torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    ("use", "text", "alone"),
+    [("n", "1", True), ("n", "0", True), ("n", str(2**31), True), ("n", "7", False), ("f", "0.5", True),
+     ("f", "-0.0", True), ("f", "1e+300", True), ("d", "1e+300", False), ("f", "0.1", False)],
+)  # fmt: skip
+def test_what_the_compiler_makes_something_of_is_a_constant(use: str, text: str, alone: bool) -> None:
+    assert (text in Mark(use, text).likeness) is alone  # type: ignore[arg-type]
+
+
+def test_floats_travel_by_their_bits() -> None:
+    assert number_of(0x3F800000, "fp32") == 1.0
+    assert number_of(0x3FF0000000000000, "fp64") == 1.0
+    assert number_of(17, "i32") == 17
