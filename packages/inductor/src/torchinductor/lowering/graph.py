@@ -25,7 +25,7 @@ from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, s
 from primtorch.symbolic.expr import IntExpr
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
-from torchinductor.indexing import as_expr, exprs, product
+from torchinductor.indexing import as_expr, contiguous_strides, exprs, product
 from torchinductor.ir import Buffer, Template, compute_dtype
 from torchinductor.lowering import attention, depthwise, gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
@@ -36,7 +36,6 @@ from torchinductor.lowering.context import (
     Operation,
     ScalarRead,
     ViewRef,
-    contiguous_strides,
     flattened,
     order_like,
     plain_traits,

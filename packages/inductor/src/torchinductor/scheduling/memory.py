@@ -46,7 +46,7 @@ def held_early(lowered: Lowered, operations: Sequence[Operation], early: Set[str
     begins: dict[str, int] = {}
     read: dict[str, int] = {}
     for place, operation in enumerate(operations):
-        for name in early.intersection(buffers_of(operation)):
+        for name in early & set(buffers_of(operation)):
             (begins if name in writes_of(operation) else read).setdefault(name, place)
     waiting = {name: range(begins[name], read.get(name, len(operations))) for name in early}
     apart: set[str] = set()
