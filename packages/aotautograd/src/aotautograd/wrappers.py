@@ -20,6 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.autograd.function import FunctionCtx
 from torch.fx.node import Argument
+from torch.masked import MaskedTensor
 from torch.utils import _pytree as pytree
 
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
@@ -30,11 +31,12 @@ from primtorch import graph_text
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
+from primtorch.flattenings import matching, unwarned
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
-from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
+from primtorch.wrappers import Applied, NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
 
 # A wrapper that the program makes, and a part that it reads of one, in graphs over wrappers. `call` says which.
 _LIBRARY = torch.library.Library("aotautograd_wrappers", "DEF")
@@ -48,6 +50,7 @@ PART: OpOverload = torch.ops.aotautograd_wrappers.part.default
 RELAY: OpOverload = torch.ops.aotautograd_wrappers.relay.default  # a `Relaid`, or its derivative
 
 
+_MISMATCH = "Input masks must match. If you need support for this, please open an issue on Github."
 _IN_FLIGHT = "_c10d_functional::_wrap_tensor_autograd"  # a tensor that waits where it is used: a graph waits at once
 
 
@@ -89,6 +92,56 @@ class _Relaying(torch.autograd.Function):
 
 def _relaying(tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
     return _Relaying.apply(tensor, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Operands(FunctionCtx):
+    """What is kept of an `Applied`: the numbers of the calls by which gradients of its operands are computed."""
+
+    backs: tuple[int | None, ...]
+
+
+class _Applying(torch.autograd.Function):
+    """A function of wrappers that is no operator, whose derivative is that of what it is made of."""
+
+    @staticmethod
+    def forward(
+        ctx: _Operands, there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.backs = backs
+        ctx.save_for_backward(*tensors)
+        return MAKE(list(tensors), there)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: _Operands, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        given = [*ctx.saved_tensors, gradients[0]]
+        needed = zip(ctx.backs, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(MAKE(given, back) if needs and back is not None else None for back, needs in needed))
+
+
+def _applying(there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor) -> torch.Tensor:
+    return _Applying.apply(there, backs, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+_applying.no_second_derivative = (  # type: ignore[attr-defined]
+    "a function of tensors that wrap others, made of autograd functions of its class"
+)
+
+
+class _Back:
+    """The gradient of one operand of an `Applied`, by autograd: the function is run again, and what its derivative does
+    is recorded with it. What the forward has already is computed once, as any common subexpression."""
+
+    def __init__(self, call: Applied, place: int) -> None:
+        self.call = call
+        self.place = place
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        *operands, gradient = given
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            begins = [tensor.detach() for tensor in operands]
+            begins[self.place].requires_grad_()
+            end = self.call(*begins)
+        return torch.autograd.grad(end, begins[self.place], gradient)[0]
 
 
 class _WayBack:
@@ -172,6 +225,8 @@ class WrapperProgram:
             there = self._call(node.target, node)
             number = self._call(back.run, given, back.rehearse)
             return graph.call_function(_relaying, (given, there, number))
+        if isinstance(node.target, Applied):
+            return self._of_applied(graph, node, node.target)
         if isinstance(node.target, type) and is_wrapper(node.target):
             leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
@@ -192,6 +247,15 @@ class WrapperProgram:
         if hasattr(torch.Tensor, name):
             return None
         return graph.call_function(PART, (node.args[0], self._call(operator.attrgetter(name), node)))
+
+    def _of_applied(self, graph: fx.Graph, node: fx.Node, target: Applied) -> fx.Node:
+        operands = [operand for operand in node.args if isinstance(operand, fx.Node)]
+        there = self._call(lambda tensors: target(*tensors), node)
+        backs = tuple(
+            self._call(_Back(target, place), operand) if operand.meta["val"].dtype.is_floating_point else None
+            for place, operand in enumerate(operands)
+        )
+        return graph.call_function(_applying, (there, backs, *operands))
 
     def _call(self, run: Callable[[Any], object], node: fx.Node, rehearse: Callable[[Any], None] | None = None) -> int:
         number = next(_NUMBERS)
@@ -422,10 +486,17 @@ class _Apart(DispatchMode):
             call = _CALLS[args[1]]
             if call.rehearse is not None:
                 call.rehearse(args[0])
+            return self._known(self._asked(call.run, args[0]), node)
+        return self._known(self._asked(target, *args, **kwargs), node)
+
+    def _asked(self, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Runs code of a class. What it takes for granted of its tensors, the graph asserts where nobody else has."""
+        with self, matching(MaskedTensor) as asked, unwarned(MaskedTensor):
+            found = function(*args, **kwargs)
+        for question in asked if self.meta.get(PHASE) == "backward" else ():
             with self:
-                return self._known(call.run(args[0]), node)
-        with self:
-            return self._known(target(*args, **kwargs), node)
+                torch.ops.aten._assert_async.msg(question.truth, _MISMATCH)
+        return found
 
     def _copied(self, node: fx.Node) -> object:
         """A call of plain tensors stays as it is."""
@@ -459,6 +530,10 @@ class _Apart(DispatchMode):
         if func.name() == _IN_FLIGHT:
             with self:
                 return torch.ops._c10d_functional.wait_tensor(args[0])
+        if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor) and args[0].dim() == 0:
+            number, options = args[0].item(), {"dtype": args[0].dtype, "device": args[0].device}
+            with self:  # `torch.tensor(number)` in the code of a class
+                return torch.ops.aten.full.default((), number, **options)
         if func is torch.ops.aten.view.default and not _is_viewable(args[0], args[1]):
             # The trace took the wrapper to be laid out otherwise. No node tells a view from a copy.
             with self:
