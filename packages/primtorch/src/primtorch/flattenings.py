@@ -128,7 +128,7 @@ class Matches(DispatchMode):
     ) -> object:
         if MaskedTensor in types:
             return NotImplemented
-        if func is aten._local_scalar_dense.default and (question := self._open.get(id(args[0]))) is not None:
+        if func in _TAKE and (question := self._open.get(id(args[0]))) is not None:
             if source_of(question.pair[0]) is not source_of(question.pair[1]):
                 self.asked.append(question)
             return True
@@ -142,8 +142,11 @@ class Matches(DispatchMode):
         return out
 
 
+_TAKE = frozenset({aten.item.default, aten._local_scalar_dense.default})
 _SOURCE = "_same_value_as"
-_SAME_VALUE = frozenset({aten.clone.default, aten.detach.default, aten.alias.default, aten.expand.default})
+_SAME_VALUE = frozenset(
+    {aten.clone.default, aten.detach.default, aten.alias.default, aten.expand.default, aten.expand_as.default}
+)
 
 
 def source_of(tensor: torch.Tensor) -> torch.Tensor:

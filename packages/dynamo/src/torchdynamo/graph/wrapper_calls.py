@@ -36,8 +36,10 @@ def hold_matches(recorder: Recorder, operands: object) -> None:
     """What the classes took for granted of their tensors' parts is a condition of the graph."""
     asked, recorder.wrappers.asked = recorder.wrappers.asked, []
     for question in asked:
-        met = _equal(recorder, operands, question)
-        if met is None or not recorder.conditions.take_for_granted(met, True):
+        with recorder.recording():
+            met = _equal(recorder, operands, question)
+            held = met is not None and recorder.conditions.take_for_granted(met, True)
+        if not held:
             raise BreakGraph("tensor_subclass", "whether masks match, which only the data tells")
 
 
@@ -49,6 +51,5 @@ def _equal(recorder: Recorder, operands: object, question: Question) -> FakeTens
     one, other = (recorder.part(*named) for named in found if named is not None)
     if one is None or other is None or source_of(one) is source_of(other):
         return None
-    with recorder.recording():
-        met = torch.eq(one, other).all()
+    met = torch.eq(one, other).all()
     return met if isinstance(met, FakeTensor) else None
