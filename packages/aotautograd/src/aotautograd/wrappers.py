@@ -251,6 +251,8 @@ class WrapperProgram:
     def _of_applied(self, graph: fx.Graph, node: fx.Node, target: Applied) -> fx.Node:
         operands = [operand for operand in node.args if isinstance(operand, fx.Node)]
         there = self._call(lambda tensors: target(*tensors), node)
+        if not node.meta["val"].dtype.is_floating_point:  # which no history leads to
+            return graph.call_function(MAKE, (operands, there))
         backs = tuple(
             self._call(_Back(target, place), operand) if operand.meta["val"].dtype.is_floating_point else None
             for place, operand in enumerate(operands)
@@ -264,19 +266,40 @@ class WrapperProgram:
         return number
 
     def compiler(self, compile: Compiler) -> Compiler:
-        """A compiler of graphs over wrappers. The templates of their inputs are the program's where all are inputs of
-        it; else the first call tells, and one with other wrappers has another graph."""
+        """A compiler of graphs over wrappers. The templates of their inputs are the program's, or those of what its
+        forward gave; of other inputs, which are gradients, each call tells, and one with other wrappers has another
+        graph."""
 
         def compile_apart(module: fx.GraphModule, examples: list[object]) -> Compiled:
-            names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
             apart = TakenApart(self, module, compile)
-            tensors = [name for name, e in zip(names, examples, strict=True) if not isinstance(e, torch.SymInt)]
-            if all(name in self.templates for name in tensors):
-                templates = [self.templates.get(name) for name in names]
+            if all(type(template) is not _Arriving for template in apart.templates):
+                templates = [t for t in apart.templates if not isinstance(t, _Arriving)]
                 apart.given = templates, apart.variant(templates)
             return apart
 
         return compile_apart
+
+    def template(self, node: fx.Node) -> Template | _Arriving | None:
+        """What is known of an input of one of the program's graphs: how a wrapper is made, None for other values."""
+        value = node.meta.get("val")
+        if node.name in self.templates or not hasattr(value, "shape"):
+            return self.templates.get(node.name)
+        return _Arriving(value if isinstance(value, TensorSpec) else TensorSpec.of(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """An input of which each call tells whether it is a wrapper, and how that is made. `spec`: what it was taken for."""
+
+    spec: TensorSpec
+
+    def template(self, value: object) -> Template | None:
+        """How the wrapper is made that came; with the sizes that the graph has, where these vary."""
+        if not is_wrapper(type(value)):
+            return None
+        template = _template(value)
+        varies = any(type(size) is not int for size in self.spec.shape)
+        return template.sized(self.spec) if varies and template.elementwise() else template
 
 
 class TakenApart:
@@ -286,8 +309,9 @@ class TakenApart:
         self.program = program  # whose operators the graph calls
         self.module = module
         self.compile = compile
+        self.templates = [program.template(node) for node in module.graph.find_nodes(op="placeholder")]
         self.variants: list[tuple[list[Template | None], _Variant]] = []
-        self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that the caller guards
+        self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that are all known
 
     def variant(self, templates: list[Template | None]) -> _Variant:
         """The graph of plain tensors for wrappers of these kinds (None: no wrapper), compiled where they are new."""
@@ -300,17 +324,27 @@ class TakenApart:
 
     def __call__(self, *inputs: object) -> Sequence[object]:
         with torch._C.DisableTorchFunctionSubclass():
-            return self._run(inputs)
+            try:
+                return self._run(inputs)
+            except RuntimeError as error:
+                if _MISMATCH in str(error):
+                    raise ValueError(_MISMATCH) from error
+                raise
 
     def _run(self, inputs: Values) -> Values:
         if self.given is not None:
             templates, variant = self.given
         else:
-            templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
+            places = zip(self.templates, inputs, strict=True)
+            templates = [t.template(value) if isinstance(t, _Arriving) else t for t, value in places]
             variant = self.variant(templates)
         flat: list[torch.Tensor] = []
-        for value, template in zip(inputs, templates, strict=True):
-            flat += [value] if template is None else template.flatten(value)
+        for value, template, known in zip(inputs, templates, self.templates, strict=True):
+            if template is None:
+                flat.append(value)
+                continue
+            parts = template.flatten(value)
+            flat += (part.contiguous() for part in parts) if known is not template and template.symbolic() else parts
         results = variant(list(flat))
         plain = iter([results[place] if source == "result" else flat[place] for source, place in variant.sources])
         return [inputs[made] if type(made) is int else _made(made, plain) for made in variant.outputs]
@@ -353,14 +387,16 @@ def take_apart(
         outputs = apart.run()
     flat: list[object] = []
     kinds: list[Template | int | None] = []
-    for value in outputs:
+    for name, value in zip(apart.names, outputs, strict=True):
+        if isinstance(value, torch.Tensor) and name:  # the backward may read it
+            program.templates[name] = _template(value) if is_wrapper(type(value)) else None
         if id(value) in apart.wholes:
             kinds.append(apart.wholes[id(value)])
             continue
         template = _template(value) if is_wrapper(type(value)) else None
         kinds.append(template)
         flat += [value] if template is None else template.flatten(value)
-        if template is not None and template.symbolic():
+        if template is not None and template.symbolic() and not template.elementwise():
             raise AotAutogradError(f"a {template.kind.__qualname__} has a size that varies", ())
     sources: list[tuple[str, int]] = []
     results: dict[Argument, int] = {}
@@ -418,11 +454,14 @@ class _Apart(DispatchMode):
         self.values: dict[fx.Node, Any] = {}
         self.wholes: dict[int, int] = {}  # the places of inputs that are wrappers, by their identity
         self.places = -1
+        self.names: list[str] = []  # of the outputs
 
     def run(self) -> list[object]:
         for node in self.module.graph.nodes:
             if node.op == "output":
-                return [self.values[v] if isinstance(v, fx.Node) else v for v in output_values(self.module.graph)]
+                values = output_values(self.module.graph)
+                self.names = [v.name if isinstance(v, fx.Node) else "" for v in values]
+                return [self.values[v] if isinstance(v, fx.Node) else v for v in values]
             self.meta = {key: value for key, value in node.meta.items() if key in ("stack", PHASE, "autocast")}
             self.values[node] = self._placeholder(node) if node.op == "placeholder" else self._call(node)
         raise AotAutogradError("the graph has no output node", ())

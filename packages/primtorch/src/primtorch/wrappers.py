@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from primtorch.flattenings import flattening_of
+from primtorch.layout import contiguous_strides
 from primtorch.spec import Size, TensorSpec
 
 _NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
@@ -209,6 +210,26 @@ class Template:
         specs = list(self.specs())
         sizes = (*self.size, *self.stride, *(size for s in specs for size in (*s.shape, *s.strides, s.offset)))
         return any(type(size) is not int for size in sizes)
+
+    def elementwise(self) -> bool:
+        """Whether the sizes of a tensor of this template are those of its parts, and need not be known."""
+        entry = flattening_of(self.kind)
+        if entry is None or not entry.elementwise:
+            return False
+        return all(part.elementwise() for part in self.parts if isinstance(part, Template))
+
+    def sized(self, spec: TensorSpec) -> Template:
+        """The template of an elementwise tensor with other sizes, those of `spec`, whose parts are contiguous."""
+        like = TensorSpec(spec.shape, contiguous_strides(spec.shape), spec.dtype, spec.device)
+        parts = tuple(
+            part.sized(like)
+            if isinstance(part, Template)
+            else replace(like, dtype=part.dtype, device=part.device)
+            if isinstance(part, TensorSpec)
+            else part
+            for part in self.parts
+        )
+        return replace(self, parts=parts, size=like.shape, stride=like.strides)
 
     def build(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         """A tensor of this template around the next plain tensors."""
