@@ -251,7 +251,7 @@ class WrapperProgram:
     def _of_applied(self, graph: fx.Graph, node: fx.Node, target: Applied) -> fx.Node:
         operands = [operand for operand in node.args if isinstance(operand, fx.Node)]
         there = self._call(lambda tensors: target(*tensors), node)
-        if not node.meta["val"].dtype.is_floating_point:  # which no history leads to
+        if not node.meta["val"].requires_grad:  # an index, say, whatever the operands are
             return graph.call_function(MAKE, (operands, there))
         backs = tuple(
             self._call(_Back(target, place), operand) if operand.meta["val"].dtype.is_floating_point else None
