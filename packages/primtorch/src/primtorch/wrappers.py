@@ -127,7 +127,7 @@ class Applied:
 
     @property
     def __name__(self) -> str:
-        return str(getattr(self.function, "__name__", self.function))
+        return f"applied_{getattr(self.function, '__name__', self.function)}"
 
     def __repr__(self) -> str:
         return self.__name__
