@@ -12,7 +12,7 @@ import copy
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.fx.node import Argument
 from torch.masked import MaskedTensor
 from torch.utils import _pytree as pytree
 
+from aotautograd.compilers import Compilers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.lowering import Lowering
 from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
@@ -176,15 +177,17 @@ def _mode_of(tensor: torch.Tensor) -> FakeMode:
 
 
 class WrapperProgram:
-    """A captured program with wrappers among its values."""
+    """A captured program with wrappers among its values; with `arriving`, of which nobody knows what its inputs are."""
 
-    def __init__(self, program: fx.GraphModule, lowering: Lowering | None, dump: Dump | None) -> None:
+    def __init__(
+        self, program: fx.GraphModule, lowering: Lowering | None, dump: Dump | None, arriving: bool = False
+    ) -> None:
         self.lowering = lowering
         self.dump = dump
         self.templates: dict[str, Template | None] = {}
         self._calls: list[int] = []
         self.module: fx.GraphModule = self._over_wrappers(program)
-        for node in self.module.graph.find_nodes(op="placeholder"):
+        for node in () if arriving else self.module.graph.find_nodes(op="placeholder"):
             value = node.meta.get("val")
             whole = whole_of(value) if isinstance(value, torch.Tensor) else None
             self.templates[node.name] = None if whole is None else _template(whole)
@@ -264,6 +267,12 @@ class WrapperProgram:
         _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]), rehearse)
         self._calls.append(number)
         return number
+
+    def compilers(self, plain: Compilers) -> Compilers:
+        """Compilers of the program's graphs: each takes its graph apart, and lowers what comes of it."""
+        forward, backward, inference = map(self.compiler, (plain.forward, plain.backward, plain.inference))
+        halves = replace(plain, forward=forward, backward=backward, inference=inference)
+        return replace(halves, lowering=None, stages=(), shelf=None, of_wrappers=True)
 
     def compiler(self, compile: Compiler) -> Compiler:
         """A compiler of graphs over wrappers. The templates of their inputs are the program's, or those of what its

@@ -43,6 +43,11 @@ def is_wrapper(kind: object) -> bool:
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
+def wraps_others(value: object) -> bool:
+    """Whether a value is a tensor that wraps others, of a class that says how."""
+    return isinstance(value, torch.Tensor) and is_wrapper(type(value))
+
+
 def lies_over_ranks(kind: type) -> bool:
     """Whether a class is torch's DTensor."""
     return kind.__module__ == _DTENSOR
