@@ -571,6 +571,8 @@ class _Apart(DispatchMode):
     ) -> object:
         if wrappers_in(types):
             return NotImplemented
+        if func is torch.ops.aten.detach_.default:  # of a tensor without history: autograd is above
+            return args[0]
         if func._schema.is_mutable:
             raise UnsupportedMutation(
                 f"{func} in __torch_dispatch__ writes to its arguments", self.meta.get("stack", ())
