@@ -28,7 +28,6 @@ class Compilers:
     of_wrappers: bool = False  # they compile graphs whose values may be wrappers
 
 
-
 def example_values(module: fx.GraphModule) -> list[object]:
     """The fake value of each placeholder of a graph, in their order."""
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.fx.node import Argument
 from torch.masked import MaskedTensor
 from torch.utils import _pytree as pytree
@@ -95,7 +95,7 @@ def _relaying(tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
     return _Relaying.apply(tensor, there, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Operands(FunctionCtx):
+class _Operands(BackwardCFunction):
     """What is kept of an `Applied`: the numbers of the calls by which gradients of its operands are computed."""
 
     backs: tuple[int | None, ...]
@@ -105,9 +105,7 @@ class _Applying(torch.autograd.Function):
     """A function of wrappers that is no operator, whose derivative is that of what it is made of."""
 
     @staticmethod
-    def forward(
-        ctx: _Operands, there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: _Operands, there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor) -> torch.Tensor:
         ctx.backs = backs
         ctx.save_for_backward(*tensors)
         return MAKE(list(tensors), there)  # type: ignore[no-any-return]
@@ -115,7 +113,7 @@ class _Applying(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Operands, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         given = [*ctx.saved_tensors, gradients[0]]
-        needed = zip(ctx.backs, ctx.needs_input_grad[2:], strict=True)
+        needed: Iterator[tuple[int | None, bool]] = zip(ctx.backs, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(MAKE(given, back) if needs and back is not None else None for back, needs in needed))
 
 
@@ -291,14 +289,14 @@ class WrapperProgram:
     def template(self, node: fx.Node) -> Template | _Arriving | None:
         """What is known of an input of one of the program's graphs: how a wrapper is made, None for other values."""
         value = node.meta.get("val")
-        if node.name in self.templates or not hasattr(value, "shape"):
+        if node.name in self.templates or not isinstance(value, (torch.Tensor, TensorSpec)):
             return self.templates.get(node.name)
         return _Arriving(value if isinstance(value, TensorSpec) else TensorSpec.of(value))
 
 
 @dataclass(frozen=True, slots=True)
 class _Arriving:
-    """An input of which each call tells whether it is a wrapper, and how that is made. `spec`: what it was taken for."""
+    """An input of which each call tells whether it is a wrapper, and how it is made. `spec`: what it was taken for."""
 
     spec: TensorSpec
 

@@ -33,7 +33,7 @@ def is_nested(kind: object) -> bool:
 
 
 def is_wrapper(kind: object) -> bool:
-    """Whether tensors of a class can be taken apart and put together again by the class's own word, or by the table's."""
+    """Whether tensors of a class can be taken apart and put together again: it says how, or the table does."""
     if is_nested(kind):
         return False
     if flattening_of(kind) is not None:

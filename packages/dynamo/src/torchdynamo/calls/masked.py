@@ -57,9 +57,7 @@ def warn_of(recorder: Recorder) -> None:
         warn_at(PROTOTYPE, frames[-1])
 
 
-def meaning(
-    recorder: Recorder, func: Callable[..., object], args: Args, kwargs: Mapping[str, object] | None
-) -> object:
+def meaning(recorder: Recorder, func: Callable[..., object], args: Args, kwargs: Mapping[str, object] | None) -> object:
     """What a function of torch is for the class, where that is more than operators. MISSING for others."""
     if func not in _MASKEDTENSOR_FUNCTION_TABLE:
         return MISSING

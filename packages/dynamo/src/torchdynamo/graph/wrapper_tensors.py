@@ -23,8 +23,8 @@ import torch
 from torch.masked import MaskedTensor
 
 from primtorch.fake import FakeMode, FakeTensor
-from primtorch.spec import TensorSpec
 from primtorch.flattenings import Question, matching, source_of, unwarned
+from primtorch.spec import TensorSpec
 from primtorch.wrappers import (
     Applied,
     NotTakenApart,
