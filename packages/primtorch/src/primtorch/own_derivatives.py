@@ -158,8 +158,8 @@ class _Backward(InvokeSubgraph):
 
 
 _WHY = (
-    "{}: its backward turns grad mode off or on, and the graph has no derivative of it. Use detach() there, or mark it with"
-    " once_differentiable"
+    "{}: its backward turns grad mode off or on, and the graph has no derivative of it. Use detach() there, or mark it"
+    " with once_differentiable"
 )
 
 
