@@ -82,6 +82,7 @@ WRAPPED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "dims, kept": lambda x, m: torch.sum(of(x, m), (0, 1), keepdim=True).to_tensor(0.0),
     "masks of one value": lambda x, m: (of(x, m) * as_masked_tensor(x, m & (x > -100))).to_tensor(0.0),
     "data and mask": lambda x, m: (of(x, m).get_data() * 2, of(x, m).get_mask().logical_not()),
+    "a plain tensor beside": lambda x, m: x.sin() * of(x, m).get_data(),
     "a whole": lambda x, m: of(x, m).sin(),
     "two results": lambda x, m: (of(x, m).sum(1), of(x, m).mean(0).to_tensor(0.0)),
     "where": lambda x, m: torch.where(x > 0, of(x, m), as_masked_tensor(x, m)).get_data().detach(),

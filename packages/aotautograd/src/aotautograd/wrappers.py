@@ -492,6 +492,7 @@ class _Apart(DispatchMode):
 
     def _input(self, name: str, value: object) -> object:
         new = self.graph.placeholder(name)
+        new.target = new.name  # which is another one where a value has the name of another's part
         new.meta = {**self.meta, "val": value}
         return self._track(value, new)
 
