@@ -32,7 +32,7 @@ from primtorch import graph_text
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
-from primtorch.flattenings import matching, unwarned
+from primtorch.flattenings import masks_differ, matching, unwarned
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
@@ -51,7 +51,6 @@ PART: OpOverload = torch.ops.aotautograd_wrappers.part.default
 RELAY: OpOverload = torch.ops.aotautograd_wrappers.relay.default  # a `Relaid`, or its derivative
 
 
-_MISMATCH = "Input masks must match. If you need support for this, please open an issue on Github."
 _IN_FLIGHT = "_c10d_functional::_wrap_tensor_autograd"  # a tensor that waits where it is used: a graph waits at once
 
 
@@ -183,6 +182,7 @@ class WrapperProgram:
         self.lowering = lowering
         self.dump = dump
         self.templates: dict[str, Template | None] = {}
+        masks_differ()  # asked outside of modes
         self._calls: list[int] = []
         self.module: fx.GraphModule = self._over_wrappers(program)
         for node in () if arriving else self.module.graph.find_nodes(op="placeholder"):
@@ -334,8 +334,8 @@ class TakenApart:
             try:
                 return self._run(inputs)
             except RuntimeError as error:
-                if _MISMATCH in str(error):
-                    raise ValueError(_MISMATCH) from error
+                if masks_differ() in str(error):
+                    raise ValueError(masks_differ()) from error
                 raise
 
     def _run(self, inputs: Values) -> Values:
@@ -542,7 +542,7 @@ class _Apart(DispatchMode):
             found = function(*args, **kwargs)
         for question in asked if self.meta.get(PHASE) == "backward" else ():
             with self:
-                torch.ops.aten._assert_async.msg(question.truth, _MISMATCH)
+                torch.ops.aten._assert_async.msg(question.truth, masks_differ())
         return found
 
     def _copied(self, node: fx.Node) -> object:

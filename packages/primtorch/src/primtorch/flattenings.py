@@ -6,6 +6,7 @@ data can tell; `Matches` answers while its code runs on fakes.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,11 +168,25 @@ def matching(kind: type) -> Iterator[list[Question]]:
         yield mode.asked
 
 
-PROTOTYPE = (
-    "The PyTorch API of MaskedTensors is in prototype stage and will change in the near future. Please open a Github"
-    " issue for features requests and see our documentation on the torch.masked module for further information about"
-    " the project."
-)
+@functools.cache
+def stage_of_interface() -> str:
+    """What torch warns of where a masked tensor is made. Not to be asked first within a mode."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        MaskedTensor(torch.zeros(1), torch.ones(1, dtype=torch.bool))
+    return str(told[0].message) if told else ""
+
+
+@functools.cache
+def masks_differ() -> str:
+    """What torch raises where the masks of two operands do not match. Not to be asked first within a mode."""
+    with torch.no_grad(), unwarned(MaskedTensor):
+        one, other = (MaskedTensor(torch.zeros(1), torch.full((1,), mask)) for mask in (True, False))
+        try:
+            torch.add(one, other)
+        except ValueError as error:
+            return str(error)
+    raise AssertionError("torch adds masked tensors whose masks differ")
 
 
 @contextmanager

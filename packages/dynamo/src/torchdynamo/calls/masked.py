@@ -15,7 +15,7 @@ from torch.masked import MaskedTensor
 from torch.masked.maskedtensor._ops_refs import _MASKEDTENSOR_FUNCTION_TABLE
 
 from primtorch.fake import FakeTensor
-from primtorch.flattenings import PROTOTYPE
+from primtorch.flattenings import stage_of_interface
 from primtorch.warned import warn_at
 from primtorch.wrappers import ByClass
 from torchdynamo.graph import wrapper_calls
@@ -24,6 +24,7 @@ from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs
 from torchdynamo.outside.outside import Outside
 
+_STAGE = stage_of_interface()  # which no mode is to see
 _MAKE = frozenset({"as_masked_tensor", "MaskedTensor._from_values"})
 # What the class and its module do by operators alone, or without any: interpreted as a program's own code is.
 _INTERPRETED = frozenset(
@@ -53,8 +54,8 @@ def call(outside: Outside, function: types.FunctionType, module: str, args: Args
 def warn_of(recorder: Recorder) -> None:
     """Says at the program's line what torch says of the masked tensors that are made."""
     frames = recorder.user_frames()
-    if frames:
-        warn_at(PROTOTYPE, frames[-1])
+    if frames and _STAGE:
+        warn_at(_STAGE, frames[-1])
 
 
 def meaning(recorder: Recorder, func: Callable[..., object], args: Args, kwargs: Mapping[str, object] | None) -> object:
