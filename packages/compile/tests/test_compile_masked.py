@@ -243,6 +243,15 @@ def test_a_program_of_plain_tensors_takes_a_masked_gradient(backend: str, dynami
     compare(*observed, seed)
 
 
+@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_derivative_of_the_backward_is_refused(backend: str) -> None:
+    x, mask = drawn(4, 0)
+    compiled = torchcompile.compile(WRAPPED["sum of a dim"], backend=backend, fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"wrap others[\s\S]*torchcompile\.disable"):
+        torch.autograd.grad(compiled(x, mask).sum(), x, create_graph=True)
+
+
 @pytest.mark.filterwarnings("always")
 def test_the_stage_of_the_interface_is_told_once_at_the_programs_line() -> None:
     def program(x: Tensor, mask: Tensor) -> Tensor:

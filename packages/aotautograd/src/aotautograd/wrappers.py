@@ -121,13 +121,13 @@ def _applying(there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor)
 
 
 _applying.no_second_derivative = (  # type: ignore[attr-defined]
-    "a function of tensors that wrap others, made of autograd functions of its class"
+    "it is one of tensors that wrap others, made of functions of their class"
 )
 
 
 class _Back:
     """The gradient of one operand of an `Applied`, by autograd: the function is run again, and what its derivative does
-    is recorded with it. What the forward has already is computed once, as any common subexpression."""
+    is recorded with it: what it reads of the forward's values is computed again."""
 
     def __init__(self, call: Applied, place: int) -> None:
         self.call = call
