@@ -446,14 +446,24 @@ std::vector<uint32_t> missing_of(const variable_list& tangents) {
   return missing;
 }
 
+// Compiled kernels read memory, which a tensor around others has none of: its class says what the backward does with it.
+bool Call::is_apart(const variable_list& tangents) const {
+  if (history().apart.is_none()) return false;
+  return std::any_of(tangents.begin(), tangents.end(), [&](const at::Tensor& tangent) {
+    if (!tangent.defined() || !tangent.key_set().has(c10::DispatchKey::Python)) return false;
+    return history().apart(py::reinterpret_steal<py::object>(THPVariable_Wrap(tangent))).cast<bool>();
+  });
+}
+
 variable_list Call::gradients(variable_list tangents, const std::vector<GradientEdge>& edges, bool consume,
                               Node* reader, LaterStages* later) {
   return in_python([&] {
     const std::vector<uint32_t> missing = missing_of(tangents);
     if (missing.size() == tangents.size()) return variable_list(edges.size());
     if (batch_of(tangents)) return of_each(tangents, edges, consume, reader);
-    return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing, edges, reader)
-                                       : run_backward(std::move(tangents), missing, edges, consume, reader, later);
+    const bool programs = c10::GradMode::is_enabled() || is_apart(tangents);
+    return programs ? run_differentiably(std::move(tangents), missing, edges, reader)
+                    : run_backward(std::move(tangents), missing, edges, consume, reader, later);
   });
 }
 

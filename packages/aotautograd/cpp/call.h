@@ -90,6 +90,7 @@ class Call {
   torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
                                           const torch::autograd::variable_list& tangents,
                                           const std::vector<GradientEdge>& edges);
+  bool is_apart(const torch::autograd::variable_list& tangents) const;
   const Needs& needs(const std::vector<uint32_t>& missing) const;
   void drop(const std::vector<size_t>& kept);
 

@@ -71,6 +71,7 @@ History read_history(py::handle record) {
   if (!history.one_node) read_sets(sets, history);
   history.leading = record.attr("leading").cast<std::vector<std::vector<uint32_t>>>();
   history.cut = record.attr("cut");
+  history.apart = record.attr("apart");
   history.interrupted = record.attr("interrupted");
   return history;
 }
@@ -125,7 +126,7 @@ int Program::traverse(visitproc visit, void* arg) const {
   Py_VISIT(forward.ptr());
   if (!history) return 0;
   for (const py::object* held : {&history->backward, &history->needs, &history->gradients, &history->layouts, &history->cut,
-                                 &history->interrupted}) {
+                                 &history->apart, &history->interrupted}) {
     Py_VISIT(held->ptr());
   }
   for (const auto& [missing, backward] : backwards_) {

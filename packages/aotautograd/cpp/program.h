@@ -75,6 +75,7 @@ struct History {
   std::vector<std::optional<PlaceInSet>> places;  // else: of each gradient
   std::vector<std::vector<uint32_t>> leading;  // for each tangent: those whose results are computed from its result
   py::object cut;  // as `gradients`, where hooks are to see what comes to results from others: see HistoryPlan
+  py::object apart;  // whether a tangent is for `gradients`, under whatever grad mode; None: none is
   py::object interrupted;  // (flat inputs, outputs), where keeping tensors raised; None: nothing is to be done
   uint32_t stages = 1;  // more than one: a backward gives what computes them, one after the other
 };

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import torchcompile
 from primtorch.ambient import AMBIENT
+from primtorch.wrappers import is_nested, taken_apart, wraps_others
 
 BACKENDS: dict[str, dict[str, Any]] = {"eager": {}, "aot_eager": {}, "inductor": {"eager_random": True}}
 Program = Callable[..., Any]
@@ -221,8 +222,8 @@ def parts_of(leaf: Any) -> list[torch.Tensor]:
         return [torch.from_numpy(leaf.copy())]
     if not isinstance(leaf, torch.Tensor):
         return []
-    if hasattr(leaf, "__tensor_flatten__"):
-        names, _ = leaf.__tensor_flatten__()
+    if wraps_others(leaf) or is_nested(type(leaf)):
+        names, _ = taken_apart(leaf)
         return [part for name in names for part in parts_of(getattr(leaf, name))]
     return [leaf.detach().as_subclass(torch.Tensor)]
 

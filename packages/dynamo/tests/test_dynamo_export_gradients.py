@@ -222,3 +222,85 @@ def test_a_derivative_within_the_program_has_the_history_of_what_autograd_kept(f
     exported = torchdynamo.export(program, **FORMS[form])(example())
     gradients = [torch.autograd.grad(call(x := example()).sum(), x)[0] for call in (program, exported)]
     torch.testing.assert_close(*gradients)
+
+
+class WithoutHistory(torch.autograd.Function):
+    """Its backward computes under no_grad, so that its own derivative is that of a constant factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.no_grad():
+            factor = x.cos()
+        return gradient * factor
+
+
+class WithHistory(WithoutHistory):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            return gradient * x.cos()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [WithoutHistory, WithHistory])
+def test_a_backward_that_turns_grad_mode_has_no_derivative(kind: Any, form: str, tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return kind.apply(x * 2) * x  # type: ignore[no-any-return]
+
+    example = lambda: torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+    exported = torchdynamo.export(program, **FORMS[form])(example())
+    calls = [exported]
+    if form != "torch":
+        torchdynamo.save(exported, tmp_path / "program")
+        calls.append(torchdynamo.load(tmp_path / "program"))
+    for call in calls:
+        observed = []
+        for function in (program, call):
+            x = example()
+            out = function(x)
+            (gradient,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
+            observed.append((out, gradient))
+        for a, b in zip(*observed, strict=True):
+            torch.testing.assert_close(a, b)
+        with pytest.raises(RuntimeError, match="turns grad mode"):
+            torch.autograd.grad(gradient.sum(), x)
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def marks_dirty(x: torch.Tensor) -> torch.Tensor:
+    return Dirty.apply(x * 3)  # type: ignore[no-any-return]
+
+
+def registers_a_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x * 3
+    y.register_hook(lambda gradient: gradient * 2)
+    return y.sin()
+
+
+def hooks_what_is_saved(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
+        return x.sin() * x
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("program", [marks_dirty, registers_a_hook, hooks_what_is_saved])
+def test_what_autograd_is_told_by_the_side_is_refused_with_line_and_remedy(program: Program, form: str) -> None:
+    with pytest.raises(torchdynamo.Unsupported, match=rf"what to do: [\s\S]*{Path(__file__).name}.*{program.__name__}"):
+        torchdynamo.export(program, **FORMS[form])(torch.ones(3, dtype=torch.float64, requires_grad=True))

@@ -36,7 +36,7 @@ from aotautograd.schemas import (
     Partitioner,
     Shelf,
 )
-from aotautograd.wrappers import WrapperProgram, of_wrappers
+from aotautograd.wrappers import of_wrappers
 from primtorch.builder import nowhere
 from primtorch.environment import environment_of
 from primtorch.printing import made_by
@@ -107,7 +107,7 @@ def aot_module(
         return of_shelved(found, program, compilers, _traced, _compile)
     apart = of_wrappers(program, lowering, dump)
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
-        return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
+        return _compile(apart.module, example_inputs, apart.compilers(compilers))[1]
     joint, compiled = _compile(program, example_inputs, compilers)
     written = [i.index for i in joint.metadata.inputs if i.mutates_data]
     if distinct_inputs or not written or len(joint.metadata.inputs) == 1:
@@ -127,13 +127,6 @@ def aot_module(
         return rebased.finish(flat, run(*bases_of(rebased, flat)))
 
     return call
-
-
-def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
-    """Compilers of graphs whose values may be wrappers: each takes its graph apart, and lowers what comes of it."""
-    forward, backward, inference = map(program.compiler, (compilers.forward, compilers.backward, compilers.inference))
-    halves = replace(compilers, forward=forward, backward=backward, inference=inference)
-    return replace(halves, lowering=None, stages=(), shelf=None)
 
 
 def _compile_rebased(

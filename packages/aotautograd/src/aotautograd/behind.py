@@ -33,9 +33,11 @@ from aotautograd.schemas import (
     Shelved,
 )
 from aotautograd.stages import for_turns, turns_of
+from aotautograd.wrappers import WrapperProgram
 from primtorch import forks
 from primtorch.ambient import as_now, unset
 from primtorch.environment import environment_of
+from primtorch.wrappers import wraps_others
 
 _log = logging.getLogger("aotautograd")
 
@@ -72,6 +74,12 @@ def behind_forward(
             settings = replace(compilers, dump=show_gradients if dump is not None else None, stages=(), shelf=None)
             return compile_program(module, inputs, settings)[1]
 
+    def compile_apart(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
+        with unset(default_dtype):
+            settings = replace(compilers, dump=show_gradients if dump is not None else None)
+            program = WrapperProgram(module, settings.lowering, settings.dump, arriving=True)
+            return compile_program(program.module, inputs, program.compilers(settings))[1]
+
     def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
             run = compiled_later(compilers.inference, taken, "values that the forward kept")(module, inputs)
@@ -95,7 +103,7 @@ def behind_forward(
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
-    on_demand = GradientsOnDemand(source, saved_names, compile_gradients, kept_values, taken)
+    on_demand = GradientsOnDemand(source, saved_names, compile_gradients, kept_values, taken, compile_apart)
 
     def gradients(
         inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]
@@ -114,7 +122,8 @@ def behind_forward(
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns, first.begin)
+    apart = None if compilers.of_wrappers else wraps_others
+    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns, first.begin, apart)
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
@@ -193,5 +202,6 @@ def of_shelved(
         lambda *call: behind("the gradient of a result that others are computed from").cut(*call),
         outline.reads,
         turns,
+        apart=wraps_others,
     )
     return training_callable(metadata, parts, found.forward, later)

@@ -25,6 +25,7 @@ class Compilers:
     dump: Dump | None
     stages: tuple[tuple[int, ...], ...] = ()
     shelf: Shelf | None = None
+    of_wrappers: bool = False  # they compile graphs whose values may be wrappers
 
 
 def example_values(module: fx.GraphModule) -> list[object]:

@@ -38,6 +38,7 @@ from aotautograd.schemas import (
 )
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of
+from primtorch.wrappers import wraps_others
 
 aten = torch.ops.aten
 
@@ -75,6 +76,7 @@ class GradientsOnDemand:
         saved_names: of nodes of the joint graph, for each saved tensor; empty where it is not known there.
         kept_values: makes what finds values of the joint graph in the saved tensors, called at the first use.
         taken: what the joint graph's trace took for granted of sizes.
+        compile_apart: compiles a program whose tangents may be tensors around others.
 
     Attributes:
         reads: places of the forward's inputs that it may read.
@@ -87,7 +89,9 @@ class GradientsOnDemand:
         compile_program: CompileProgram,
         kept_values: Callable[[], KeptValues],
         taken: Taken,
+        compile_apart: CompileProgram,
     ) -> None:
+        self.compile_apart = compile_apart
         self.joint = joint
         self.flat: JointGraph | None = None  # without calls of regions
         self.saved_names = tuple(saved_names)
@@ -142,9 +146,13 @@ class GradientsOnDemand:
         # They have no history: one that is the input which the program has detached is that input here.
         kept = [v.detach() if isinstance(v, torch.Tensor) else v for v in kept_values(program.kept, saved, sizes)]
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
-        pattern = (key, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
+        around = any(map(wraps_others, tangents))
+        pattern = (key, around, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
         compiled = self.compiled.setdefault(pattern, ForSizes(self.taken, "a derivative of the backward"))
-        run = compiled(sizes, lambda: self.compile_program(program.module, values))
+        if around:
+            run = compiled(sizes, lambda: self.compile_apart(program.module, [_as_plain(v) for v in values]))
+        else:
+            run = compiled(sizes, lambda: self.compile_program(program.module, values))
         return run(*values), program.made_gradients
 
     def _readable(self, inputs: Sequence[object], saved: Sequence[object], reads: Collection[int]) -> list[object]:
@@ -171,6 +179,14 @@ class GradientsOnDemand:
                     next((user.meta["stack"] for user in node.users if user.meta.get("stack")), ()),
                 )
         return values
+
+
+def _as_plain(value: object) -> object:
+    """A plain tensor of a wrapper's metadata, to trace with."""
+    if not isinstance(value, torch.Tensor) or not wraps_others(value):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.requires_grad_(value.requires_grad)
 
 
 def gradient_program(

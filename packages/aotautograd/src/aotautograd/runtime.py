@@ -56,6 +56,7 @@ class Behind:
         reads: places of the forward's inputs that `gradients` needs.
         turns: for each gradient its stage, and its turn among all, in which they are handed on.
         begin: begins with the backward that is likely.
+        apart: whether the compiled backward cannot take a tangent, and `gradients` can; None: there is none such.
     """
 
     compile_backward: Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
@@ -65,6 +66,7 @@ class Behind:
     reads: frozenset[int]
     turns: tuple[tuple[int, int], ...]
     begin: Callable[[], None] = lambda: None
+    apart: Callable[[object], bool] | None = None
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
@@ -175,6 +177,7 @@ def _history_plan(metadata: ProgramMetadata, partition: Partition, behind: Behin
         needs=behind.needs,
         gradients=followed,
         cut=followed_apart,
+        apart=behind.apart,
         interrupted=_interrupted(metadata),
         leading=metadata.leading,
         layouts=_symbolic_layouts(kept_symbols, specs),

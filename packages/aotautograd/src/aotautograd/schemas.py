@@ -563,6 +563,7 @@ class HistoryPlan:
     # The same with two more arguments, where hooks of some results see what comes to them from others: the numbers of
     # these, whose tangents are the sums; and of one of them to give what comes to it from others, a tensor, or None.
     cut: Callable[[Values, Values, Values, Sequence[int], Sequence[int], int | None], object]
+    apart: Callable[[object], bool] | None  # whether a tangent is for `gradients`, under whatever grad mode
     # (flat inputs, forward's values), where a hook raised as tensors were kept: writes what eager has written by then
     interrupted: Callable[[Values, Values], None] | None
     leading: tuple[tuple[int, ...], ...]  # for each tangent: those of results that are computed from its result

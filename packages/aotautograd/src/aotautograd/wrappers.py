@@ -12,16 +12,18 @@ import copy
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.fx.node import Argument
+from torch.masked import MaskedTensor
 from torch.utils import _pytree as pytree
 
+from aotautograd.compilers import Compilers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.lowering import Lowering
 from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
@@ -30,11 +32,12 @@ from primtorch import graph_text
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
+from primtorch.flattenings import masks_differ, matching, unwarned
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
-from primtorch.wrappers import NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
+from primtorch.wrappers import Applied, NotTakenApart, Relaid, Template, is_wrapper, whole_of, wrappers_in
 
 # A wrapper that the program makes, and a part that it reads of one, in graphs over wrappers. `call` says which.
 _LIBRARY = torch.library.Library("aotautograd_wrappers", "DEF")
@@ -91,6 +94,54 @@ def _relaying(tensor: torch.Tensor, there: int, back: int) -> torch.Tensor:
     return _Relaying.apply(tensor, there, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _Operands(BackwardCFunction):
+    """What is kept of an `Applied`: the numbers of the calls by which gradients of its operands are computed."""
+
+    backs: tuple[int | None, ...]
+
+
+class _Applying(torch.autograd.Function):
+    """A function of wrappers that is no operator, whose derivative is that of what it is made of."""
+
+    @staticmethod
+    def forward(ctx: _Operands, there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.backs = backs
+        ctx.save_for_backward(*tensors)
+        return MAKE(list(tensors), there)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: _Operands, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        given = [*ctx.saved_tensors, gradients[0]]
+        needed: Iterator[tuple[int | None, bool]] = zip(ctx.backs, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(MAKE(given, back) if needs and back is not None else None for back, needs in needed))
+
+
+def _applying(there: int, backs: tuple[int | None, ...], *tensors: torch.Tensor) -> torch.Tensor:
+    return _Applying.apply(there, backs, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+_applying.no_second_derivative = (  # type: ignore[attr-defined]
+    "it is one of tensors that wrap others, made of functions of their class"
+)
+
+
+class _Back:
+    """The gradient of one operand of an `Applied`, by autograd: the function is run again, and what its derivative does
+    is recorded with it: what it reads of the forward's values is computed again."""
+
+    def __init__(self, call: Applied, place: int) -> None:
+        self.call = call
+        self.place = place
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        *operands, gradient = given
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            begins = [tensor.detach() for tensor in operands]
+            begins[self.place].requires_grad_()
+            end = self.call(*begins)
+        return torch.autograd.grad(end, begins[self.place], gradient)[0]
+
+
 class _WayBack:
     """The derivative of another layout, by autograd: the function is run of a tensor of the same layout, unrecorded."""
 
@@ -123,15 +174,18 @@ def _mode_of(tensor: torch.Tensor) -> FakeMode:
 
 
 class WrapperProgram:
-    """A captured program with wrappers among its values."""
+    """A captured program with wrappers among its values; with `arriving`, of which nobody knows what its inputs are."""
 
-    def __init__(self, program: fx.GraphModule, lowering: Lowering | None, dump: Dump | None) -> None:
+    def __init__(
+        self, program: fx.GraphModule, lowering: Lowering | None, dump: Dump | None, arriving: bool = False
+    ) -> None:
         self.lowering = lowering
         self.dump = dump
         self.templates: dict[str, Template | None] = {}
+        masks_differ()  # asked outside of modes
         self._calls: list[int] = []
         self.module: fx.GraphModule = self._over_wrappers(program)
-        for node in self.module.graph.find_nodes(op="placeholder"):
+        for node in () if arriving else self.module.graph.find_nodes(op="placeholder"):
             value = node.meta.get("val")
             whole = whole_of(value) if isinstance(value, torch.Tensor) else None
             self.templates[node.name] = None if whole is None else _template(whole)
@@ -172,6 +226,8 @@ class WrapperProgram:
             there = self._call(node.target, node)
             number = self._call(back.run, given, back.rehearse)
             return graph.call_function(_relaying, (given, there, number))
+        if isinstance(node.target, Applied):
+            return self._of_applied(graph, node, node.target)
         if isinstance(node.target, type) and is_wrapper(node.target):
             leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
@@ -193,26 +249,64 @@ class WrapperProgram:
             return None
         return graph.call_function(PART, (node.args[0], self._call(operator.attrgetter(name), node)))
 
+    def _of_applied(self, graph: fx.Graph, node: fx.Node, target: Applied) -> fx.Node:
+        operands = [operand for operand in node.args if isinstance(operand, fx.Node)]
+        there = self._call(lambda tensors: target(*tensors), node)
+        if not node.meta["val"].requires_grad:  # an index, say, whatever the operands are
+            return graph.call_function(MAKE, (operands, there))
+        backs = tuple(
+            self._call(_Back(target, place), operand) if operand.meta["val"].dtype.is_floating_point else None
+            for place, operand in enumerate(operands)
+        )
+        return graph.call_function(_applying, (there, backs, *operands))
+
     def _call(self, run: Callable[[Any], object], node: fx.Node, rehearse: Callable[[Any], None] | None = None) -> int:
         number = next(_NUMBERS)
         _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]), rehearse)
         self._calls.append(number)
         return number
 
+    def compilers(self, plain: Compilers) -> Compilers:
+        """Compilers of the program's graphs: each takes its graph apart, and lowers what comes of it."""
+        forward, backward, inference = map(self.compiler, (plain.forward, plain.backward, plain.inference))
+        halves = replace(plain, forward=forward, backward=backward, inference=inference)
+        return replace(halves, lowering=None, stages=(), shelf=None, of_wrappers=True)
+
     def compiler(self, compile: Compiler) -> Compiler:
-        """A compiler of graphs over wrappers. The templates of their inputs are the program's where all are inputs of
-        it; else the first call tells, and one with other wrappers has another graph."""
+        """A compiler of graphs over wrappers. The templates of their inputs are the program's, or those of what its
+        forward gave; of other inputs, which are gradients, each call tells, and one with other wrappers has another
+        graph."""
 
         def compile_apart(module: fx.GraphModule, examples: list[object]) -> Compiled:
-            names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
             apart = TakenApart(self, module, compile)
-            tensors = [name for name, e in zip(names, examples, strict=True) if not isinstance(e, torch.SymInt)]
-            if all(name in self.templates for name in tensors):
-                templates = [self.templates.get(name) for name in names]
+            if all(type(template) is not _Arriving for template in apart.templates):
+                templates = [t for t in apart.templates if not isinstance(t, _Arriving)]
                 apart.given = templates, apart.variant(templates)
             return apart
 
         return compile_apart
+
+    def template(self, node: fx.Node) -> Template | _Arriving | None:
+        """What is known of an input of one of the program's graphs: how a wrapper is made, None for other values."""
+        value = node.meta.get("val")
+        if node.name in self.templates or not isinstance(value, (torch.Tensor, TensorSpec)):
+            return self.templates.get(node.name)
+        return _Arriving(value if isinstance(value, TensorSpec) else TensorSpec.of(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """An input of which each call tells whether it is a wrapper, and how it is made. `spec`: what it was taken for."""
+
+    spec: TensorSpec
+
+    def template(self, value: object) -> Template | None:
+        """How the wrapper is made that came; with the sizes that the graph has, where these vary."""
+        if not is_wrapper(type(value)):
+            return None
+        template = _template(value)
+        varies = any(type(size) is not int for size in self.spec.shape)
+        return template.sized(self.spec) if varies and template.elementwise() else template
 
 
 class TakenApart:
@@ -222,8 +316,9 @@ class TakenApart:
         self.program = program  # whose operators the graph calls
         self.module = module
         self.compile = compile
+        self.templates = [program.template(node) for node in module.graph.find_nodes(op="placeholder")]
         self.variants: list[tuple[list[Template | None], _Variant]] = []
-        self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that the caller guards
+        self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that are all known
 
     def variant(self, templates: list[Template | None]) -> _Variant:
         """The graph of plain tensors for wrappers of these kinds (None: no wrapper), compiled where they are new."""
@@ -236,17 +331,27 @@ class TakenApart:
 
     def __call__(self, *inputs: object) -> Sequence[object]:
         with torch._C.DisableTorchFunctionSubclass():
-            return self._run(inputs)
+            try:
+                return self._run(inputs)
+            except RuntimeError as error:
+                if masks_differ() in str(error):
+                    raise ValueError(masks_differ()) from error
+                raise
 
     def _run(self, inputs: Values) -> Values:
         if self.given is not None:
             templates, variant = self.given
         else:
-            templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
+            places = zip(self.templates, inputs, strict=True)
+            templates = [t.template(value) if isinstance(t, _Arriving) else t for t, value in places]
             variant = self.variant(templates)
         flat: list[torch.Tensor] = []
-        for value, template in zip(inputs, templates, strict=True):
-            flat += [value] if template is None else template.flatten(value)
+        for value, template, known in zip(inputs, templates, self.templates, strict=True):
+            if template is None:
+                flat.append(value)
+                continue
+            parts = template.flatten(value)
+            flat += (part.contiguous() for part in parts) if known is not template and template.symbolic() else parts
         results = variant(list(flat))
         plain = iter([results[place] if source == "result" else flat[place] for source, place in variant.sources])
         return [inputs[made] if type(made) is int else _made(made, plain) for made in variant.outputs]
@@ -289,14 +394,16 @@ def take_apart(
         outputs = apart.run()
     flat: list[object] = []
     kinds: list[Template | int | None] = []
-    for value in outputs:
+    for name, value in zip(apart.names, outputs, strict=True):
+        if isinstance(value, torch.Tensor) and name:  # the backward may read it
+            program.templates[name] = _template(value) if is_wrapper(type(value)) else None
         if id(value) in apart.wholes:
             kinds.append(apart.wholes[id(value)])
             continue
         template = _template(value) if is_wrapper(type(value)) else None
         kinds.append(template)
         flat += [value] if template is None else template.flatten(value)
-        if template is not None and template.symbolic():
+        if template is not None and template.symbolic() and not template.elementwise():
             raise AotAutogradError(f"a {template.kind.__qualname__} has a size that varies", ())
     sources: list[tuple[str, int]] = []
     results: dict[Argument, int] = {}
@@ -354,11 +461,14 @@ class _Apart(DispatchMode):
         self.values: dict[fx.Node, Any] = {}
         self.wholes: dict[int, int] = {}  # the places of inputs that are wrappers, by their identity
         self.places = -1
+        self.names: list[str] = []  # of the outputs
 
     def run(self) -> list[object]:
         for node in self.module.graph.nodes:
             if node.op == "output":
-                return [self.values[v] if isinstance(v, fx.Node) else v for v in output_values(self.module.graph)]
+                values = output_values(self.module.graph)
+                self.names = [v.name if isinstance(v, fx.Node) else "" for v in values]
+                return [self.values[v] if isinstance(v, fx.Node) else v for v in values]
             self.meta = {key: value for key, value in node.meta.items() if key in ("stack", PHASE, "autocast")}
             self.values[node] = self._placeholder(node) if node.op == "placeholder" else self._call(node)
         raise AotAutogradError("the graph has no output node", ())
@@ -382,6 +492,7 @@ class _Apart(DispatchMode):
 
     def _input(self, name: str, value: object) -> object:
         new = self.graph.placeholder(name)
+        new.target = new.name  # which is another one where a value has the name of another's part
         new.meta = {**self.meta, "val": value}
         return self._track(value, new)
 
@@ -422,10 +533,17 @@ class _Apart(DispatchMode):
             call = _CALLS[args[1]]
             if call.rehearse is not None:
                 call.rehearse(args[0])
+            return self._known(self._asked(call.run, args[0]), node)
+        return self._known(self._asked(target, *args, **kwargs), node)
+
+    def _asked(self, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Runs code of a class. What it takes for granted of its tensors, the graph asserts where nobody else has."""
+        with self, matching(MaskedTensor) as asked, unwarned(MaskedTensor):
+            found = function(*args, **kwargs)
+        for question in asked if self.meta.get(PHASE) == "backward" else ():
             with self:
-                return self._known(call.run(args[0]), node)
-        with self:
-            return self._known(target(*args, **kwargs), node)
+                torch.ops.aten._assert_async.msg(question.truth, masks_differ())
+        return found
 
     def _copied(self, node: fx.Node) -> object:
         """A call of plain tensors stays as it is."""
@@ -452,6 +570,8 @@ class _Apart(DispatchMode):
     ) -> object:
         if wrappers_in(types):
             return NotImplemented
+        if func is torch.ops.aten.detach_.default:  # of a tensor without history: autograd is above
+            return args[0]
         if func._schema.is_mutable:
             raise UnsupportedMutation(
                 f"{func} in __torch_dispatch__ writes to its arguments", self.meta.get("stack", ())
@@ -459,6 +579,10 @@ class _Apart(DispatchMode):
         if func.name() == _IN_FLIGHT:
             with self:
                 return torch.ops._c10d_functional.wait_tensor(args[0])
+        if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor) and args[0].dim() == 0:
+            number, options = args[0].item(), {"dtype": args[0].dtype, "device": args[0].device}
+            with self:  # `torch.tensor(number)` in the code of a class
+                return torch.ops.aten.full.default((), number, **options)
         if func is torch.ops.aten.view.default and not _is_viewable(args[0], args[1]):
             # The trace took the wrapper to be laid out otherwise. No node tells a view from a copy.
             with self:

@@ -32,6 +32,7 @@ from torchdynamo import (
     mark_static,
     mark_unbacked,
     maybe_mark_dynamic,
+    register_flattening,
     set_stance,
     substitute_in_graph,
 )
@@ -45,5 +46,5 @@ __all__ = [
     "assume_constant_result", "compile", "compile_in_place", "cudagraph_mark_step_begin", "disable",
     "disallow_in_graph", "error_on_graph_break", "explain", "export", "graph_break", "is_compiling", "list_backends",
     "load", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "profile", "register_backend",
-    "report", "reset", "save", "save_cpp", "set_stance", "substitute_in_graph",
+    "register_flattening", "report", "reset", "save", "save_cpp", "set_stance", "substitute_in_graph",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.masked import masked_tensor
+from torch.masked import as_masked_tensor, masked_tensor
 from torch.nn.utils import parametrizations
 
 from .record import Program, maker, part, sizes
@@ -228,14 +228,12 @@ def parametrized() -> Program:
     return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
 
 
-@part(
-    SUBCLASSES,
-    "masked tensors",
-    "tensor_subclass",
-    "unsplit_frame",
-    gradient=False,
-    why="the class has no __tensor_flatten__, and its Python asks for data; instead: data and mask as two tensors,"
-    " torch.where and sums of what the mask keeps",
-)
+@part(SUBCLASSES, "masked tensors", gradient=False)
 def masked(x: torch.Tensor) -> Any:
     return masked_tensor(x * 2, x > 0).sum(1).to_tensor(0.0).sin()
+
+
+@part(SUBCLASSES, "masked tensors, of which gradients are some")
+def masked_with_history(x: torch.Tensor) -> Any:
+    data = as_masked_tensor(x * 2, x > 0)
+    return (data.exp() * data).mean(1).to_tensor(0.0).sin(), data.get_mask()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from primtorch.communication import collective_of
+from primtorch.flattenings import register_flattening
 from torchdynamo._C import CompiledCallable
 from torchdynamo.api import (
     allow_in_graph,
@@ -48,6 +49,6 @@ __all__ = [
     "RecompileLimitExceeded", "SizeNotDynamic", "TorchDynamoError", "UnsafeArchive", "Unsupported", "allow_in_graph",
     "assume_constant_result", "collective_of", "disable", "disallow_in_graph", "error_on_graph_break", "explain",
     "explain_guards", "export", "graph_break", "is_compiling", "load", "mark_dynamic", "mark_static", "mark_unbacked",
-    "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "save", "set_stance", "skip_frame", "stats",
-    "substitute_in_graph",
+    "maybe_mark_dynamic", "new_ledger", "optimize", "register_flattening", "reset", "save", "set_stance", "skip_frame",
+    "stats", "substitute_in_graph",
 ]  # fmt: skip

@@ -580,6 +580,8 @@ class CaptureWorld(PlainWorld):
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.compare(op, a, b)
+        if tensor_operators.is_by_class(op, a, b):
+            return tensor_operators.compare(self, op, a, b)
         self.know_methods(a, *COMPARE[op][1:], "__eq__")
         self.know_methods(b, *COMPARE[op][1:], "__eq__")
         if op in ("==", "!=") and type(a) is type(b) is types.SimpleNamespace:

@@ -204,7 +204,8 @@ _TABLE = (
         "tensor_subclass",
         "a tensor's class changes what operators or attributes mean (`__torch_dispatch__`, `__getattr__`, a method in"
         " the place of torch's)",
-        "keep the class to `__torch_function__`, pass plain tensors, or unwrap it outside of the compiled function",
+        "keep the class to `__torch_function__`, say how a wrapper is taken apart (`__tensor_flatten__`, or"
+        " torchcompile.register_flattening), pass plain tensors, or unwrap it outside of the compiled function",
     ),
     Reason(
         "special_tensor",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from primtorch.arguments import TensorLike
 from primtorch.higher_order import Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
@@ -78,7 +78,8 @@ class OwnDerivative(HigherOrder):
         saved: what the backward takes before the gradients: whether it is a result, and its index among the results or
             the tensors of the call.
         places: for each result of the backward the index of its tensor of the call.
-        materialize, once: see `CustomFunction`.
+        materialize, once, turns: see `CustomFunction`. Of a backward that turns grad mode the graph has the operators,
+            which say nothing of its derivative: that is refused.
     """
 
     title: str = field(kw_only=True)
@@ -87,6 +88,7 @@ class OwnDerivative(HigherOrder):
     places: tuple[int, ...] = field(kw_only=True)
     materialize: bool = field(default=True, kw_only=True)
     once: bool = field(default=False, kw_only=True)
+    turns: bool = field(default=False, kw_only=True)
 
     labels = ("forward", "backward")
     name = "own_derivative"
@@ -117,7 +119,8 @@ class OwnDerivative(HigherOrder):
         saved = [kept[index] if own else tensors[index] for own, index in self.saved]
         of = [result for result, has in zip(kept, self.differentiable, strict=True) if has]
         gradients = [_laid_out(tangent, spec_of(result)) for tangent, result in zip(tangents, of, strict=True)]
-        operator = _Backward((self.bodies[1],), self.sizes, (), kept=len(saved), once=self.once)
+        of_title = self.title if self.turns else ""
+        operator = _Backward((self.bodies[1],), self.sizes, (), kept=len(saved), once=self.once, turning=of_title)
         places = tuple(self.sizes + place for place in self.places)
         return Derivative(operator, (*numbers, *saved, *gradients), places)
 
@@ -127,19 +130,54 @@ class OwnDerivative(HigherOrder):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Backward(InvokeSubgraph):
-    """The call of a backward, over numbers, what was saved (`kept` tensors), and the gradients."""
+    """The call of a backward, over numbers, what was saved (`kept` tensors), and the gradients. `turning`: the title of
+    one that turns grad mode, else empty."""
 
     kept: int = field(default=0, kw_only=True)
     once: bool = field(default=False, kw_only=True)
+    turning: str = field(default="", kw_only=True)
+
+    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
+        if self.turning:
+            raise RuntimeError(_WHY.format(self.turning))
+        return super().derivative(operands, kept, tangents, needs)
 
     def run(self, *operands: Any) -> Values:
         first = self.sizes + self.kept
         body = self._runners()[0]
+        if self.turning and not self.once:
+            with torch.no_grad():
+                results = tuple(body(*operands))
+            sources = [t for t in operands[self.sizes :] if t.requires_grad] if torch.is_grad_enabled() else []
+            return tuple(_Refused.apply(self.turning, t, *sources) for t in results) if sources else results  # type: ignore[no-untyped-call]
         if not self.once:
             return tuple(body(*operands))
         # Whether the results are differentiated, and so raise, the gradients say.
         found = _run_once(None, lambda *gradients: tuple(body(*operands[:first], *gradients)), *operands[first:])
         return (found,) if isinstance(found, torch.Tensor) else found  # torch takes a single one out of its tuple
+
+
+_WHY = (
+    "{}: its backward turns grad mode off or on, and the graph has no derivative of it. Use detach() there, or mark it"
+    " with once_differentiable"
+)
+
+
+class _Refusal(BackwardCFunction):
+    title: str
+
+
+class _Refused(torch.autograd.Function):
+    """A gradient that depends on others by a derivative that nobody has."""
+
+    @staticmethod
+    def forward(ctx: _Refusal, title: str, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.title = title
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: _Refusal, gradient: torch.Tensor) -> tuple[object, ...]:
+        raise RuntimeError(_WHY.format(ctx.title))
 
 
 @once_differentiable

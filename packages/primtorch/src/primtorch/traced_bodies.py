@@ -103,11 +103,6 @@ class TracedBodies(TakesFunctions):
         recorded = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in direct)
         if torch._C._are_functorch_transforms_active() or not (recorded and self.mode.follows_history):
             return None
-        if function.turns and not function.once:
-            raise TraceError(
-                f"the backward of {function.name} turns gradients off or on within{self.mode.line()}: its own "
-                "derivative would be another. Use detach() there, or mark it with once_differentiable"
-            )
         tensors = tuple(value for value in inputs if isinstance(value, torch.Tensor))
         numbers = tuple(value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)))
         symbols = self._symbols((*numbers, *tensors))
@@ -144,7 +139,9 @@ class TracedBodies(TakesFunctions):
             given += [spec for spec, has in zip(specs, history, strict=True) if has]
             fakes = [fake_mode.from_spec(spec) for spec in given]
             split.specs, split.has_history = specs, history
-            backward = self._graph(split.backward, (), symbols, fakes, None, recorded=not function.once)
+            backward = self._graph(
+                split.backward, (), symbols, fakes, None, recorded=not (function.once or function.turns)
+            )
         graphs = (forward, backward)
         operator = OwnDerivative(
             graphs,
@@ -157,6 +154,7 @@ class TracedBodies(TakesFunctions):
             places=tuple(split.places),
             materialize=function.materialize,
             once=function.once,
+            turns=function.turns,
         )
         return operator, split.aliased
 

@@ -1,4 +1,5 @@
-"""Tensors that wrap others: classes with `__tensor_flatten__`, whose operators are what `__torch_dispatch__` does.
+"""Tensors that wrap others: classes with `__tensor_flatten__` or an entry of their own in the table of flattenings
+(`primtorch.flattenings`), whose operators are what `__torch_dispatch__` does.
 
 A `Template` says how such a tensor is made of plain ones. A program over these is a program over the plain tensors in
 them: the class itself, run on fakes, says which.
@@ -9,11 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from primtorch.flattenings import flattening_of
+from primtorch.layout import contiguous_strides
 from primtorch.spec import Size, TensorSpec
 
 _NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
@@ -29,12 +33,19 @@ def is_nested(kind: object) -> bool:
 
 
 def is_wrapper(kind: object) -> bool:
-    """Whether tensors of a class can be taken apart and put together again by the class's own word."""
+    """Whether tensors of a class can be taken apart and put together again: it says how, or the table does."""
     if is_nested(kind):
         return False
+    if flattening_of(kind) is not None:
+        return True
     if getattr(kind, "__torch_dispatch__", _NO_DISPATCH) is _NO_DISPATCH:
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def wraps_others(value: object) -> bool:
+    """Whether a value is a tensor that wraps others, of a class that says how."""
+    return isinstance(value, torch.Tensor) and is_wrapper(type(value))
 
 
 def lies_over_ranks(kind: type) -> bool:
@@ -45,7 +56,11 @@ def lies_over_ranks(kind: type) -> bool:
 def taken_apart(tensor: torch.Tensor) -> tuple[tuple[str, ...], object]:
     """The names of a wrapper's parts, and what it holds beside them. The mesh of a DTensor is one of the parts: torch
     2.11 names it only in the layout."""
-    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    entry = flattening_of(type(tensor))
+    if entry is not None:
+        names, context = entry.flatten(tensor)
+    else:
+        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     more = (_MESH,) if lies_over_ranks(type(tensor)) and _MESH not in names else ()
     return (*names, *more), context
 
@@ -78,6 +93,61 @@ class Relaid:
 
     def __call__(self, tensor: object) -> torch.Tensor:
         return self.function(tensor, *self.rest, **self.named)
+
+
+@dataclass(frozen=True, slots=True)
+class ByClass:
+    """What a function of torch means to a class, which has it in its `__torch_function__`; classes may be switched off
+    where it is called."""
+
+    kind: type
+    function: Callable[..., object]
+
+    @property
+    def __name__(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.kind.__torch_function__(self.function, (self.kind,), args, kwargs)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Applied:
+    """A function that is no operator, of tensors of which some wrap others: it is made of operators and of autograd
+    functions that make wrappers and take them apart. Called with the tensors among its arguments."""
+
+    function: Callable[..., object]
+    leaves: tuple[object, ...]  # of its arguments; `HERE` where there is a tensor
+    structure: pytree.TreeSpec
+
+    @staticmethod
+    def of(
+        function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[Applied, list[torch.Tensor]]:
+        """The call, and the tensors that it is of."""
+        leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        rest = tuple(HERE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return Applied(function, rest, structure), tensors
+
+    @property
+    def __name__(self) -> str:
+        return f"applied_{getattr(self.function, '__name__', self.function)}"
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        given = iter(tensors)
+        leaves = [next(given) if leaf is HERE else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        result = self.function(*args, **kwargs)
+        if not isinstance(result, torch.Tensor):
+            raise NotTakenApart(f"{self.__name__}() gives a {type(result).__qualname__}")
+        return result
+
+
+HERE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +216,33 @@ class Template:
         sizes = (*self.size, *self.stride, *(size for s in specs for size in (*s.shape, *s.strides, s.offset)))
         return any(type(size) is not int for size in sizes)
 
+    def elementwise(self) -> bool:
+        """Whether the sizes of a tensor of this template are those of its parts, and need not be known."""
+        entry = flattening_of(self.kind)
+        if entry is None or not entry.elementwise:
+            return False
+        return all(part.elementwise() for part in self.parts if isinstance(part, Template))
+
+    def sized(self, spec: TensorSpec) -> Template:
+        """The template of an elementwise tensor with other sizes, those of `spec`, whose parts are contiguous."""
+        like = TensorSpec(spec.shape, contiguous_strides(spec.shape), spec.dtype, spec.device)
+        parts = tuple(
+            part.sized(like)
+            if isinstance(part, Template)
+            else replace(like, dtype=part.dtype, device=part.device)
+            if isinstance(part, TensorSpec)
+            else part
+            for part in self.parts
+        )
+        return replace(self, parts=parts, size=like.shape, stride=like.strides)
+
     def build(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         """A tensor of this template around the next plain tensors."""
         inner = {name: _built(part, tensors) for name, part in zip(self.names, self.parts, strict=True)}
         context = _copied(self.context, self.parts)
+        entry = flattening_of(self.kind)
+        if entry is not None:
+            return entry.unflatten(inner, context, self.size, self.stride)
         return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[attr-defined, no-any-return, arg-type]
 
 

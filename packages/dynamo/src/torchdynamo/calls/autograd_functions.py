@@ -504,7 +504,7 @@ class _Capture:
     def result(self, value: object) -> object:
         """What `apply` gives, where the forward gave `value`."""
         if self.context.dirty_tensors:
-            raise BreakGraph("autograd_function", "mark_dirty: an input that the function changes in place")
+            raise BreakGraph("autograd_function", "mark_dirty: let its forward return a new tensor")
         items = value if type(value) is tuple else (value,)
         outputs = [item for item in items if isinstance(item, torch.Tensor)]
         regions = self.recorder.regions

@@ -29,7 +29,7 @@ from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import jagged_calls, packed_parameters, tensor_operators, torch_calls, typed_constructors
+from torchdynamo.calls import jagged_calls, masked, packed_parameters, tensor_operators, torch_calls, typed_constructors
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
@@ -187,9 +187,10 @@ class Calls:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
         if writes(fn, module):
             return write_collective(self.outside, self.works, fn, args, kwargs)
-        laid = layout(self.outside, fn, module, args, kwargs)
-        if laid is not MISSING:
-            return laid
+        for room in (layout, masked.call):
+            found = room(self.outside, fn, module, args, kwargs)
+            if found is not MISSING:
+                return found
         form = fn if lays_out(fn, module) else inlined(fn, module)
         if form is not None:
             self.outside.inline(form)

@@ -16,7 +16,7 @@ from torch.overrides import get_default_nowrap_functions
 
 from primtorch.fake import FakeTensor
 from primtorch.wrappers import is_wrapper
-from torchdynamo.calls import tensor_operators
+from torchdynamo.calls import masked, tensor_operators
 from torchdynamo.graph import torch_functions
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.tensor_classes import DEFAULT, PLAIN_TENSORS, is_capturable, is_default, remember_class
@@ -51,6 +51,10 @@ class Overrides:
         """The first answer of the classes, as torch asks them."""
         self.interpreter.tail_call = False
         func = tensor_operators.TOLD.get(func, func)
+        if masked.has_meanings(kinds):
+            self.outside.torch_names.of_tensor(kinds[0], "__torch_function__")
+            result = masked.meaning(self.recorder, func, args, kwargs)
+            return self.by_default(kinds[0], func, kinds, args, dict(kwargs or {})) if result is MISSING else result
         for kind in kinds:
             if issubclass(kind, torch.Tensor):
                 self.outside.torch_names.of_tensor(kind, "__torch_function__")
@@ -136,6 +140,8 @@ class Overrides:
             return MISSING
         if is_wrapper(fn):
             self.outside.wrappers.know(fn)
+            if masked.has_meanings((fn,)):
+                masked.warn_of(self.recorder)
             return self.recorder.make_wrapper(fn, args, kwargs)
         if fn.__torch_dispatch__ is not _NO_DISPATCH:  # operators on it mean what no graph of plain tensors says
             raise BreakGraph("tensor_subclass", f"a {fn.__qualname__} is made, which cannot be taken apart")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from primtorch.fake import FakeTensor
-from torchdynamo.graph.tensor_classes import class_of, stands_for_tensor
+from torchdynamo.graph.tensor_classes import class_of, own_classes, stands_for_tensor
 from torchdynamo.interpreter.operators import BINARY, COMPARE
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, World
 from torchdynamo.reasons import BreakGraph
@@ -54,21 +54,40 @@ def binary(world: World, symbol: str, a: object, b: object, in_place: bool = Fal
     raise TypeError(f"unsupported operand type(s) for {shown}{'=' * in_place}: {kinds}")
 
 
+def is_by_class(symbol: str, a: object, b: object) -> bool:
+    """Whether a class of tensors among the operands has a comparison of its own."""
+    _, *names = COMPARE[symbol]
+    return any(_own(value, name) is not None for value in (a, b) for name in names)
+
+
 def compare(world: World, symbol: str, a: object, b: object) -> object:
-    """`a op b` for a comparison.
+    """`a op b` for a comparison, by the methods of the operands' classes.
 
     Raises:
         TypeError: as Python does.
     """
     native, method, reflected = COMPARE[symbol]
-    value = _asked(world, method, a, b)
-    if value is NotImplemented:
-        value = _asked(world, reflected, b, a)
-    if value is not NotImplemented:
-        return value
+    tries = [(method, a, b), (reflected, b, a)]
+    kinds = [class_of(v) or torch.Tensor if isinstance(v, FakeTensor) else type(v) for v in (a, b)]
+    if kinds[0] is not kinds[1] and issubclass(kinds[1], kinds[0]):
+        tries.reverse()
+    for name, of, other in tries:
+        kind = _own(of, name)
+        if kind is not None:
+            value = world.call(world.getattr(kind, name), (of, other), {})
+        else:
+            value = _asked(world, name, of, other)
+        if value is not NotImplemented:
+            return value
     if native in (operator.eq, operator.ne):
         return (a is b) is (native is operator.eq)
-    raise TypeError(f"'{symbol}' not supported between instances of '{_name(a)}' and '{_name(b)}'")
+    raise TypeError(f"'{symbol}' not supported between instances of '{kinds[0].__name__}' and '{kinds[1].__name__}'")
+
+
+def _own(value: object, name: str) -> type | None:
+    """The class of a tensor, if it has a method of this name in the place of torch's."""
+    kind = class_of(value) if isinstance(value, FakeTensor) else None
+    return kind if kind is not None and any(name in vars(klass) for klass in own_classes(kind)) else None
 
 
 def _asked(world: World, name: str, of: object, other: object) -> object:

@@ -209,6 +209,7 @@ _MORE_OF_KINDS: Mapping[str, Callable[[Any], Any]] = {  # what else a record has
     "places": lambda places: tuple(map(int, places)),
     "materialize": bool,
     "once": bool,
+    "turns": bool,
 }
 
 

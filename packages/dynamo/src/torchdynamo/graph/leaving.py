@@ -91,7 +91,6 @@ _TABLE = (
         modules=("torch.nested",),
         packages=("torch.nested._internal",),  # it numbers sizes and keeps tensors by their identity, in registries
     ),
-    Leaving("tensor_subclass", modules=("torch.masked.maskedtensor.creation",)),  # a class that cannot be taken apart
     Leaving(
         "random_state",
         (torch.seed, torch.initial_seed),

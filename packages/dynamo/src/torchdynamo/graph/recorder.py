@@ -26,7 +26,7 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
 from primtorch.warned import called_at
 from primtorch.wrappers import Relaid
-from torchdynamo.graph import dense_values, numpy_values
+from torchdynamo.graph import dense_values, numpy_values, wrapper_calls
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph.choices import Choices
 from torchdynamo.graph.conditions import Conditions
@@ -463,6 +463,7 @@ class Recorder:
                 result = self.wrappers.run(name, func, args, kwargs)
         except FAKE_ERRORS as error:
             raise as_break(error) from error
+        wrapper_calls.hold_matches(self, (args, kwargs))
         if not tensors_in(result) or (isinstance(result, torch.Tensor) and id(result) in self._nodes):
             return result
         node = self.write(func, args, kwargs, result)

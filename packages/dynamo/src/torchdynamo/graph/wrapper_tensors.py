@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from typing import Any, TextIO, TypeAlias, TypeVar
 
 import torch
+from torch.masked import MaskedTensor
 
 from primtorch.fake import FakeMode, FakeTensor
+from primtorch.flattenings import Question, matching, source_of, unwarned
 from primtorch.spec import TensorSpec
 from primtorch.wrappers import (
+    Applied,
     NotTakenApart,
     Relaid,
     Template,
@@ -66,6 +69,7 @@ class Wrappers:
     def __init__(self, mode: FakeMode) -> None:
         self.mode = mode
         self.memories: list[object] = []  # of parts
+        self.asked: list[Question] = []  # that two parts are equal, which was taken for granted
 
     def admit(self, tensor: torch.Tensor, template: Template, parts: Iterator[FakeTensor]) -> FakeTensor:
         """The fake of a wrapper from outside, whose parts have these fakes."""
@@ -103,7 +107,8 @@ class Wrappers:
         kind = next(type(whole_of(t)) for t in _fakes((args, kwargs)) if whole_of(t) is not None)
         operands = [(t, t._version) for t in map(_inside, _fakes((args, kwargs))) if not t.is_inference()]
         wholes = [whole_of(t) for t in _fakes((args, kwargs)) if whole_of(t) is not None]
-        result = _quietly(kind, wholes, lambda: func(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
+        with self._asking(kind):
+            result = _quietly(kind, wholes, lambda: func(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
         if any(t._version != version for t, version in operands):
             raise BreakGraph("tensor_subclass", f"{name}() writes to a {kind.__qualname__}, or from one")
         return _mapped(result, self._outside)
@@ -138,6 +143,23 @@ class Wrappers:
         made = _quietly(kind, (), lambda: kind(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
         return self._outside(made)
 
+    def apply(self, call: Applied, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What a function of wrappers gives that is no operator."""
+        wholes = [whole for tensor in tensors if (whole := whole_of(tensor)) is not None]
+        kind = type(wholes[0]) if wholes else MaskedTensor
+        try:
+            with self._asking(kind):
+                return self._outside(_quietly(kind, wholes, lambda: call(*map(_inside, tensors))))
+        except NotTakenApart as error:
+            raise BreakGraph("tensor_subclass", str(error)) from error
+
+    @contextlib.contextmanager
+    def _asking(self, kind: type) -> Iterator[None]:
+        """A block in which a class's code runs. What it asks of pairs of tensors is noted."""
+        with matching(kind) as asked:
+            yield
+        self.asked += asked
+
     def relaid(self, call: Relaid, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in another layout."""
         return self._outside(call(_inside(tensor)))
@@ -150,6 +172,15 @@ class Wrappers:
         if not isinstance(getattr(whole, name), torch.Tensor):
             return None
         return self._outside(getattr(whole, name))
+
+    def named(self, operands: object, part: torch.Tensor) -> tuple[torch.Tensor, str] | None:
+        """The wrapper among the operands that has this value as one of its parts, and the part's name."""
+        for fake in _fakes(operands):
+            whole = whole_of(fake)
+            for name in () if whole is None else taken_apart(whole)[0]:
+                if source_of(getattr(whole, name)) is source_of(part):
+                    return fake, name
+        return None
 
     def of_ranks(self, args: object, kwargs: object) -> bool:
         """Whether a call is of a DTensor."""
@@ -240,7 +271,7 @@ def _quietly(kind: type, wholes: Sequence[object], run: Callable[[], T]) -> T:
     if kind in _noisy:
         raise BreakGraph("tensor_subclass", f"the code of {kind.__qualname__} changes Python's state")
     before, out, errors = _State(kind, wholes), _Stream(sys.stdout), _Stream(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), unwarned(kind):
         try:
             return run()
         finally:
