@@ -374,8 +374,9 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
         stride, padding = per_dim(stride, rank, kernel), per_dim(padding, rank)
         first = x.rank - rank
         g = grad.compute()
-        if tuple(kernel) == tuple(stride) == equal_windows(x.shape[first:], grad.shape[first:]) and not any(padding):
-            return repeated(g / (divisor_override or product(kernel)), kernel).to(grad.dtype)
+        sides = equal_windows(x.shape[first:], grad.shape[first:])
+        if sides is not None and tuple(kernel) == tuple(stride) == sides and not any(padding):
+            return repeated(g / (divisor_override or product(sides)), sides).to(grad.dtype)
         if divisor_override is not None:
             g = g / divisor_override
         else:
@@ -491,7 +492,8 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
         sides = equal_windows(x.shape[first:], sizes)
         if sides is not None and set(sides) != {1}:
-            return _lower_avg_pool(rank)(b, x, sides)
+            means: Value = _lower_avg_pool(rank)(b, x, sides)
+            return means
         for d in range(rank):
             if not same_size(sizes[d], x.shape[first + d]):
                 wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
@@ -575,7 +577,8 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
         sides = equal_windows(spatial, out)
         if sides is not None and product(sides) <= _FEW:
-            return _lower_max_pool(rank)(b, x, sides)
+            found: tuple[Value, Value] = _lower_max_pool(rank)(b, x, sides)
+            return found
         windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
         lengths = [along.longest for along in windows]
         if sides is not None:
