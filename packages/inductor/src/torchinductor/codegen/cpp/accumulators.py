@@ -73,6 +73,13 @@ def accumulate(text: StageText, made: Accumulator, value: Value, place: str | No
     else:
         sign = "+" if kind == "sum" else "*"
         target = name
+        if made.part is not None and text.layout.narrow:
+            count, place = text.layout.narrow, text.loops[-1].var
+            text.declared.append(f"double {name} = 0;")
+            text.opening.append(f"float {made.part}[{count}] = {{}};")
+            text.closing.append(f"for (int k = 0; k < {count}; k++) {name} += (double){made.part}[k];")
+            inside.append(f"{made.part}[{place}] += {v};")
+            return
         if made.part is not None:
             text.declared.append(f"double {name} = 0;")
             text.opening.append(f"float {made.part} = 0;")

@@ -32,6 +32,7 @@ _LEAST_TILE = 8  # of either
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _FAR = 1 << 22  # elements of a kernel with lanes from which on one pass over memory is better than two
+_NARROW = 32  # elements of an innermost loop of sums within other loops, up to which each place has its own
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
 
 
@@ -86,6 +87,7 @@ class Layout:
     chunked: bool = False  # whether float32 sums go in blocks
     tile: Tile | None = None
     running: bool = False  # whether sums that run along the inner axis go in blocks
+    narrow: int = 0  # the length of an innermost loop whose sums are arrays: a vector at a time would be all of it
     ascending: bool = True  # whether there is one inner axis, so that positions along it only grow
 
 
@@ -252,9 +254,18 @@ def _runs_in_blocks(kernel: Kernel) -> bool:
 
 def _along_inner(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:
     reduced, last = product(axis.size for axis in kernel.inner).as_int(), vector.size.as_int()
+    if around and last is not None and last <= _NARROW and (reduced is None or reduced > _SUM_BLOCK) and _sums(kernel):
+        rows = _split(around[-1], _LANE_SUM_BLOCK, kernel.ranges[around[-1].var])
+        return Layout(frame, (*around[:-1], *rows, _full(vector)), chunked=True, narrow=last)
     long = last is None or last > _SUM_BLOCK
     loops = _split(_full(vector), _SUM_BLOCK, vector.size) if long else (_full(vector),)
     return Layout(frame, (*around, *loops), chunked=reduced is None or reduced > _SUM_BLOCK)
+
+
+def _sums(kernel: Kernel) -> bool:
+    """Whether all that the kernel's inner stages find are sums of float32."""
+    found = [op for stage in kernel.stages for op in stage.body.of(Reduce)]
+    return all(op.kind == "sum" and op.about is None and op.dtype == torch.float32 for op in found)
 
 
 def _over_lanes(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:

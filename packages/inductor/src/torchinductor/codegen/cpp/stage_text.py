@@ -63,7 +63,7 @@ class StageText:
 
     @property
     def _block(self) -> int:
-        return len(self.loops) - (1 if self.layout.lanes is None else 2)
+        return len(self.loops) - (1 if self.layout.lanes is None and not self.layout.narrow else 2)
 
     def pass_again(self) -> None:
         """What is written from here on runs over a block once more, where what was computed so far is known again."""
