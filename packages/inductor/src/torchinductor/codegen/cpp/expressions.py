@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import Atom, IntExpr, Symbol
 from torchinductor.codegen.base import require_texts
-from torchinductor.indexing import Ranges, upper_bound
+from torchinductor.indexing import Ranges, below, upper_bound
 from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 
 # The type of an element in memory.
@@ -76,8 +76,17 @@ def _atom_text(atom: Atom, ranges: Ranges, numbers: frozenset[str]) -> str:
     if atom.op in ("min", "max"):
         return f"i{atom.op}<i64>({left}, {right})"
     if all(upper_bound(side, ranges) is not None and not side.symbols() & numbers for side in (atom.left, atom.right)):
+        if wraps(atom, ranges):
+            return f"wrap({left}, {right})"
         return f"(({left}) {'/' if atom.op == 'floordiv' else '%'} ({right}))"
     return f"{'floor_i' if atom.op == 'floordiv' else 'mod_i'}({left}, {right})"
+
+
+def wraps(atom: Atom, ranges: Ranges) -> bool:
+    """Whether an atom is the rest of a division of what is less than twice the divisor."""
+    if isinstance(atom, Symbol) or atom.op != "mod" or atom.right.as_int() is None:
+        return False
+    return below(atom.left, atom.right + atom.right, ranges)
 
 
 def load_text(element: str, dtype: torch.dtype, mask: str | None) -> str:

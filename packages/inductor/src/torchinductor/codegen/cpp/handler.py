@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.accumulators import (
     Accumulator,
     accumulate,
@@ -25,6 +25,7 @@ from torchinductor.codegen.cpp.expressions import (
     load_text,
     storage_text,
     value_type,
+    wraps,
 )
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
@@ -75,6 +76,10 @@ class CppHandler(OpsHandler[Value]):
         return max((deepest, *(v.depth for v in values if v is not None)))
 
     def _index(self, expr: IntExpr) -> str:
+        axis = self.text.loops[-1].axis if self.text.loops else None
+        for atom in {atom for monomial, _ in expr.ordered_terms() for atom in monomial} if axis else ():
+            if wraps(atom, self.ranges) and isinstance(atom, Call):
+                self._cut("ge", atom.left, atom.right)
         return index_text(expr, self.ranges, self.kernel.numbers)
 
     def _jumps(self, buffer: str, index: IntExpr) -> bool:
@@ -204,9 +209,8 @@ class CppHandler(OpsHandler[Value]):
         self.places[made.text] = expr
         return made
 
-    def _cut(self, op: str, first: Value, second: Value) -> None:
+    def _cut(self, op: str, a: IntExpr | None, b: IntExpr | None) -> None:
         """Notes where along the innermost loop a comparison of indices changes."""
-        a, b = self.places.get(first.text), self.places.get(second.text)
         axis = self.text.loops[-1].axis if self.text.loops else None
         if a is None or b is None or axis is None:
             return
@@ -260,7 +264,7 @@ class CppHandler(OpsHandler[Value]):
         dtype = torch.bool if result == "bool" else operand
         depth = max(a.depth for a in args)
         if op in _COMPARISONS:
-            self._cut(op, *args)
+            self._cut(op, *(self.places.get(a.text) for a in args))
         if op == "where" and self._padded(*args):
             text = f"pick<{value_type(dtype)}>({', '.join(a.text for a in args)})"
         elif op == "pow" and operand.is_floating_point:

@@ -148,6 +148,8 @@ template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };
 template <> struct Bits<4> { typedef u32 type; };
 template <> struct Bits<8> { typedef u64 type; };
+// a % m of an a that is less than twice m.
+INLINE i64 wrap(i64 a, i64 m) { return a >= m ? a - m : a; }
 // m ? a : b without a condition, for an m that does not change within a loop.
 template <class T> INLINE T pick(bool m, T a, T b) {
   typedef typename Bits<sizeof(T)>::type U;
