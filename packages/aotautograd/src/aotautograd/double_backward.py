@@ -37,7 +37,7 @@ from aotautograd.schemas import (
     JointGraph,
 )
 from primtorch.printing import made_by
-from primtorch.symbolic import depends_on_data, hint_of
+from primtorch.symbolic import depends_on_data, hint_of, materialize
 from primtorch.wrappers import wraps_others
 
 aten = torch.ops.aten
@@ -209,7 +209,6 @@ def gradient_program(
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
     totals = {_total(joint, i): i for i in cut.observed}
-    _refuse_functions(nodes)
     needed, kept, masks = _taken(joint, known, list(totals))
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
     for node in needed.difference(kept):
@@ -259,27 +258,6 @@ def gradient_program(
     )
 
 
-def _no_second_derivative(target: object) -> str:
-    """Why a function's operators do not say what the derivative of its backward is; of a region, of those within."""
-    own = getattr(target, "no_second_derivative", None)
-    parts = target.modules() if own is None and isinstance(target, torch.nn.Module) else ()
-    within = any(hasattr(part, "no_second_derivative") for part in parts)
-    return "it is called within a region that the backward runs again" if within else own or ""
-
-
-def _refuse_functions(nodes: Iterable[fx.Node]) -> None:
-    """Raises where a function's backward, of which the graph has the operators, is differentiated otherwise."""
-    for node in nodes:
-        history = node.meta.get(HISTORY)
-        why = _no_second_derivative(history.call.target) if isinstance(history, FunctionResult) else ""
-        if why:
-            raise DoubleBackwardUnavailable(
-                f"a derivative of the backward needs that of an autograd function's, and {why}; keep the function out "
-                "of what is compiled, with torchcompile.disable",
-                node.meta.get("stack", ()),
-            )
-
-
 def _total(joint: JointGraph, tangent: int) -> fx.Node:
     """The sum of a result's tangent and of what other results lead to at it."""
     found = _present(joint.totals[tangent])
@@ -299,13 +277,11 @@ def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
     """What of a node's value or of its history the forward's operators, run again, would not give."""
     if is_random(node) and node not in masks:
         return f"the random value {node.format_node()}, which the forward did not keep"
-    if is_backward(node):
-        return ""
     match node.meta.get(HISTORY):
-        case History.WRITTEN:
-            return f"the history that {node.name} had before it was written under no_grad, or detached in place"
         case FunctionResult(call=call) if call.draws or None in _arguments(call):
             return f"the history of {node.name}, a result of an autograd function whose call cannot be made again"
+        case History.WRITTEN if not is_backward(node):
+            return f"the history that {node.name} had before it was written under no_grad, or detached in place"
         case _:
             return ""
 
@@ -384,13 +360,11 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
     elif isinstance(node.meta.get(HISTORY), FunctionResult):
         result: FunctionResult = node.meta[HISTORY]
         if result.call not in env:
-            env[result.call] = graph.call_function(
-                result.call,
-                fx.map_arg(_arguments(result.call), env.__getitem__),  # type: ignore[type-var, arg-type]
-            )
+            env[result.call] = _copy_call(graph, result.call, env)
         env[node] = env[result.call]
         for place in result.path:
             env[node] = graph.call_function(operator.getitem, (env[node], place))
+            env[node].meta["val"] = node.meta["val"]
     elif (factors := differentiable.factors(node)) is not None:
         matrix, make = factors
         env[node] = graph.call_function(make, (env[matrix],))
@@ -404,3 +378,13 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
             env[node] = graph.call_function(torch.Tensor.detach, (env[node],))
         return
     env[node].meta["stack"] = node.meta.get("stack", ())
+
+
+def _copy_call(graph: fx.Graph, call: FunctionCall, env: Mapping[object, fx.Node]) -> fx.Node:
+    symbols = {str(n.meta["val"]): n for n in graph.find_nodes(op="placeholder") if _is_number(n.meta.get("val"))}
+    args = [materialize(graph, a, symbols) if _is_number(a) else a for a in _arguments(call)]
+    return graph.call_function(call, fx.map_arg(tuple(args), lambda n: env.get(n, n)))  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat))

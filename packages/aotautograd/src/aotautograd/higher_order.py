@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotautograd import own_functions
 from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
 from aotautograd.nested_regions import Regions
@@ -29,7 +30,8 @@ from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, call_body, handled_by, with_bodies
+from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, Values, call_body, handled_by, with_bodies
+from primtorch.own_derivatives import FollowsFunctions, FunctionBackward
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -38,7 +40,7 @@ from primtorch.symbolic import expr_of, float_expr_of
 Trace = Callable[[Callable[..., object], Sequence[object]], JointGraph]
 
 
-class TracedCalls:
+class TracedCalls(FollowsFunctions):
     """Takes the calls of a program that `recorder` records; `trace` traces a body. `regions` takes those of regions,
     unless all are traced in place."""
 
@@ -63,6 +65,12 @@ class TracedCalls:
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return operator.differentiated(operands)
         return self.emit(operator, operands)
+
+    def applied(self, function: Callable[..., object], inputs: Values, run: Callable[[], Values]) -> Values:
+        return own_functions.applied(self.recorder, function, inputs, run)
+
+    def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
+        return own_functions.pulled_back(self.recorder, backward, given, run)
 
     def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
         """Node by node, as the program around it: each operator knows the user's line."""

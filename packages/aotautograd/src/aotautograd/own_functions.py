@@ -1,0 +1,106 @@
+"""Calls of captured autograd functions in a trace, and of their backwards: what derivatives of the backward apply again.
+
+A joint graph has the operators of a function alone. What of them has no history, and what another function's derivative
+is, they do not say. So the results are noted as those of a call (`schemas.FunctionResult`): of the function, or of its
+backward as autograd runs it in grad mode.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotautograd.inputs import dense_spec
+from aotautograd.passes import is_effect
+from aotautograd.recorder import Recorder
+from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult
+from primtorch.functionalize import unwrap, wrap
+from primtorch.memory import memory_of, path_of_views
+from primtorch.own_derivatives import FunctionBackward
+
+aten = torch.ops.aten
+
+Values = tuple[Any, ...]
+Run = Callable[[], Values]
+
+
+def applied(recorder: Recorder, function: Callable[..., object], inputs: Values, run: Run) -> Values:
+    """What a call of `function` gives; those of its results that have a history have the function's."""
+    if not _follows(recorder):
+        return run()
+    args, drawn, last = recorder.nodes_of(inputs), recorder.drawn, _last(recorder.graph)
+    results = run()
+    made = set(_since(recorder.graph, last))
+    call = FunctionCall(function, args, draws=recorder.drawn != drawn)
+    for place, value in enumerate(results):
+        node = recorder.node_of.get(id(unwrap(value))) if isinstance(value, torch.Tensor) else None
+        if node in made and value.requires_grad:
+            node.meta[HISTORY] = FunctionResult(call, (place,))
+    return results
+
+
+def pulled_back(recorder: Recorder, backward: FunctionBackward, given: Values, run: Run) -> Values:
+    """What a backward gives. What is handed on as it was given keeps its history, if the backward leaves it that."""
+    if not _follows(recorder):
+        return run()
+    args, last = recorder.nodes_of(given), _last(recorder.graph)
+    apart = {args[place] for place in backward.inside}
+    found = tuple(run())
+    made = set(_since(recorder.graph, last))
+    read = tuple(0 if place in backward.unread else arg for place, arg in enumerate(args))
+    call = FunctionCall(backward, read, draws=False)
+    results = []
+    for place, value in enumerate(found):
+        node = recorder.node_of[id(unwrap(value))] if isinstance(value, torch.Tensor) else None
+        if node is not None and node not in made and (backward.once or node in apart):
+            inner = aten.alias.default(unwrap(value))
+            value, node = wrap(inner), recorder.node_of[id(inner)]
+            made.add(node)
+        if node in made:
+            node.meta[HISTORY] = FunctionResult(call, (place,))
+        results.append(value)
+    for node in made:
+        if is_effect(node):
+            node.meta[HISTORY] = FunctionResult(call, ())
+    return tuple(results)
+
+
+def with_own_histories(
+    recorder: Recorder, gradients: Sequence[fx.Node | None], tangents: Collection[fx.Node]
+) -> list[fx.Node | None]:
+    """The gradients, as memory of their own where they are views that a function's backward gives, of a tangent or of
+    what other gradients are views of: what one makes of that outside of the graph has the history of that."""
+    owners = Counter(memory_of(g) for g in dict.fromkeys(gradients) if g is not None)
+    owners.update(tangents)
+    copies: dict[fx.Node, fx.Node] = {}
+    for gradient in gradients:
+        if gradient is None or owners[memory_of(gradient)] == 1 or gradient in copies:
+            continue
+        if any(isinstance(node.meta.get(HISTORY), FunctionResult) for node in path_of_views(gradient)[1:]):
+            fake = recorder.fake_mode.from_spec(dense_spec(gradient.meta["val"]))
+            copies[gradient] = recorder.record(aten.clone.default, (gradient,), {}, fake)
+    return [g if g is None else copies.get(g, g) for g in gradients]
+
+
+def _follows(recorder: Recorder) -> bool:
+    """Whether what runs may have a history that a derivative of the backward asks for."""
+    recorded = recorder.phase == "backward" or torch.is_grad_enabled()
+    return recorder.follows_history and recorded and not torch._C._are_functorch_transforms_active()
+
+
+def _last(graph: fx.Graph) -> fx.Node:
+    # Not every release's list of nodes, reversed, is an iterator itself.
+    last: fx.Node = next(iter(reversed(graph.nodes)))
+    return last
+
+
+def _since(graph: fx.Graph, last: fx.Node) -> Iterator[fx.Node]:
+    """The nodes behind one."""
+    for node in reversed(graph.nodes):
+        if node is last:
+            return
+        yield node
