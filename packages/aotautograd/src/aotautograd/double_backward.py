@@ -25,10 +25,9 @@ from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
-from aotautograd.passes import is_effect, is_random, output_values
+from aotautograd.passes import is_effect, is_random, output_values, present
 from aotautograd.schemas import (
     HISTORY,
-    STAND_IN,
     UNSEEN,
     FunctionCall,
     FunctionResult,
@@ -36,6 +35,7 @@ from aotautograd.schemas import (
     History,
     JointGraph,
 )
+from primtorch.own_derivatives import FunctionBackward
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of, materialize
 from primtorch.wrappers import wraps_others
@@ -260,7 +260,7 @@ def gradient_program(
 
 def _total(joint: JointGraph, tangent: int) -> fx.Node:
     """The sum of a result's tangent and of what other results lead to at it."""
-    found = _present(joint.totals[tangent])
+    found = present(joint.totals[tangent])
     if found is None:
         raise DoubleBackwardUnavailable("the gradient of a result that leads to no input", ())
     return found
@@ -288,7 +288,7 @@ def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
 
 def inputs_read(joint: JointGraph, known: Collection[str]) -> frozenset[int]:
     """Places of the forward's inputs that the gradient program reads."""
-    totals = [total for total in map(_present, joint.totals.values()) if total is not None]
+    totals = [total for total in map(present, joint.totals.values()) if total is not None]
     return _places(joint, _taken(joint, known, totals)[0])
 
 
@@ -340,13 +340,7 @@ def _sources(node: fx.Node) -> list[fx.Node]:
 
 def _arguments(call: FunctionCall) -> tuple[object, ...]:
     """A call's arguments in the graph as it is now; None for a tensor that is not in it any more."""
-    return tuple(_present(a) if isinstance(a, fx.Node) else a for a in call.args)
-
-
-def _present(node: fx.Node | None) -> fx.Node | None:
-    while node is not None and node._erased:
-        node = node.meta.get(STAND_IN)
-    return node
+    return tuple(present(a) if isinstance(a, fx.Node) else a for a in call.args)
 
 
 def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dict[Argument, fx.Node]) -> None:
@@ -382,8 +376,13 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
 
 def _copy_call(graph: fx.Graph, call: FunctionCall, env: Mapping[object, fx.Node]) -> fx.Node:
     symbols = {str(n.meta["val"]): n for n in graph.find_nodes(op="placeholder") if _is_number(n.meta.get("val"))}
-    args = [materialize(graph, a, symbols) if _is_number(a) else a for a in _arguments(call)]
-    return graph.call_function(call, fx.map_arg(tuple(args), lambda n: env.get(n, n)))  # type: ignore[arg-type]
+    args = [
+        env[a] if isinstance(a, fx.Node) else materialize(graph, a, symbols) if _is_number(a) else a
+        for a in _arguments(call)
+    ]
+    for place in call.target.inside if isinstance(call.target, FunctionBackward) else ():
+        args[place] = graph.call_function(torch.Tensor.detach, (args[place],))
+    return graph.call_function(call, tuple(args))
 
 
 def _is_number(value: object) -> bool:

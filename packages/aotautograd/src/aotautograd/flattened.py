@@ -9,12 +9,11 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.partitioners import is_backward, mark_phases
-from aotautograd.passes import eliminate_dead_code, output_values
+from aotautograd.passes import eliminate_dead_code, output_values, present
 from aotautograd.schemas import (
     HISTORY,
     PHASE,
     REGION,
-    STAND_IN,
     UNSEEN,
     FunctionCall,
     FunctionResult,
@@ -63,7 +62,7 @@ class _Flattening:
         for joint in self.regions.values():
             if UNSEEN in joint.module.meta:
                 module.meta.setdefault(UNSEEN, joint.module.meta[UNSEEN])
-        totals = {tangent: self.env[_present(total)] for tangent, total in self.joint.totals.items()}
+        totals = {tangent: self.env[present(total)] for tangent, total in self.joint.totals.items()}
         eliminate_dead_code(self.graph)
         return replace(self.joint, module=module, totals=totals)
 
@@ -125,13 +124,7 @@ def _rebind(node: fx.Node, env: Env) -> None:
     """The call of an autograd function that a value's history is names nodes of its own graph."""
     found = node.meta.get(HISTORY)
     if isinstance(found, FunctionResult):
-        args = tuple(env.get(_present(a)) if isinstance(a, fx.Node) else a for a in found.call.args)
+        args = tuple(env.get(present(a)) if isinstance(a, fx.Node) else a for a in found.call.args)
         call = env.setdefault(found.call, FunctionCall(found.call.target, args, found.call.draws))
         node.meta[HISTORY] = FunctionResult(call, found.path)
 
-
-def _present(node: fx.Node) -> Any:
-    found: fx.Node | None = node
-    while found is not None and found._erased:
-        found = found.meta.get(STAND_IN)
-    return found

@@ -66,8 +66,10 @@ class TracedCalls(FollowsFunctions):
             return operator.differentiated(operands)
         return self.emit(operator, operands)
 
-    def applied(self, function: Callable[..., object], inputs: Values, run: Callable[[], Values]) -> Values:
-        return own_functions.applied(self.recorder, function, inputs, run)
+    def applied(
+        self, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Callable[[], Values]
+    ) -> Values:
+        return own_functions.applied(self.recorder, function, inputs, places, run)
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
         return own_functions.pulled_back(self.recorder, backward, given, run)
@@ -150,8 +152,12 @@ class _Body(fx.Interpreter):
         self.recorder = recorder
 
     def run_node(self, node: fx.Node) -> object:
-        self.recorder.user_node(node.meta.get("stack") or (), is_cast(node))
-        return super().run_node(node)
+        recorder = self.recorder
+        recorder.user_node(node.meta.get("stack") or (), is_cast(node))
+        value = super().run_node(node)
+        if recorder.follows_history and node.op.startswith("call_"):
+            recorder.note_history(value, None, ())
+        return value
 
 
 def _results_of(graph: fx.GraphModule) -> list[FakeTensor | TensorSpec]:

@@ -387,6 +387,18 @@ def _may_apply_autograd(module: fx.GraphModule, node: fx.Node) -> Callable[..., 
     return node.target if isinstance(node.target, (FunctionType, FunctionCall)) else None
 
 
+def _backward_of(node: fx.Node) -> FunctionBackward | None:
+    """The function's backward that a node of a gradient program calls."""
+    called = node.target.target if isinstance(node.target, FunctionCall) else None
+    return called if isinstance(called, FunctionBackward) else None
+
+
+def _is_noted(node: fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether the nodes that have made a node's value have said what history it has."""
+    is_item = node.target is operator.getitem and isinstance(args[0], (tuple, list))
+    return is_item or _backward_of(node) is not None
+
+
 def _run_node(
     recorder: Recorder,
     module: fx.GraphModule,
@@ -401,8 +413,8 @@ def _run_node(
         found = nested.region(node.target, args)
         body: Any = node.target.bodies[0]
         return _interpret(recorder, body, args, present, nested) if found is None else found
-    if isinstance(node.target, FunctionCall) and isinstance(node.target.target, FunctionBackward):
-        backward = node.target.target
+    backward = _backward_of(node)
+    if backward is not None:
         return backward.run(lambda *flat: _interpret(recorder, backward.body, flat, present, nested), args)
     if node.op == "call_function":
         result = _call(recorder, node.target, args, kwargs)  # type: ignore[arg-type]  # which it is
@@ -440,7 +452,7 @@ def _interpret(
                     values[node] = present.behind(_run_node(recorder, module, node, args, kwargs, present, nested))
                     if node.target == "detach_":
                         recorder.note_detached(values[node])
-                    elif recorder.follows_history:
+                    elif recorder.follows_history and not _is_noted(node, args):
                         recorder.note_history(values[node], function, given)
                 if function is not None and recorder.follows_history:
                     recorder.unseen.applied(values[node], args)

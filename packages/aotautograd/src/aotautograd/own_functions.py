@@ -28,24 +28,27 @@ Values = tuple[Any, ...]
 Run = Callable[[], Values]
 
 
-def applied(recorder: Recorder, function: Callable[..., object], inputs: Values, run: Run) -> Values:
-    """What a call of `function` gives; those of its results that have a history have the function's."""
-    if not _follows(recorder):
+def applied(
+    recorder: Recorder, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Run
+) -> Values:
+    """What `run` makes within a call of `function`; those at `places` have the function's history."""
+    if not recorder.follows_history:
         return run()
     args, drawn, last = recorder.nodes_of(inputs), recorder.drawn, _last(recorder.graph)
     results = run()
     made = set(_since(recorder.graph, last))
     call = FunctionCall(function, args, draws=recorder.drawn != drawn)
-    for place, value in enumerate(results):
-        node = recorder.node_of.get(id(unwrap(value))) if isinstance(value, torch.Tensor) else None
-        if node in made and value.requires_grad:
+    for place in places:
+        node = recorder.node_of.get(id(unwrap(results[place])))
+        if node in made:
             node.meta[HISTORY] = FunctionResult(call, (place,))
     return results
 
 
 def pulled_back(recorder: Recorder, backward: FunctionBackward, given: Values, run: Run) -> Values:
     """What a backward gives. What is handed on as it was given keeps its history, if the backward leaves it that."""
-    if not _follows(recorder):
+    recorded = recorder.phase == "backward" or torch.is_grad_enabled()  # else what it gives has no history
+    if not recorder.follows_history or not recorded or torch._C._are_functorch_transforms_active():
         return run()
     args, last = recorder.nodes_of(given), _last(recorder.graph)
     apart = {args[place] for place in backward.inside}
@@ -84,12 +87,6 @@ def with_own_histories(
             fake = recorder.fake_mode.from_spec(dense_spec(gradient.meta["val"]))
             copies[gradient] = recorder.record(aten.clone.default, (gradient,), {}, fake)
     return [g if g is None else copies.get(g, g) for g in gradients]
-
-
-def _follows(recorder: Recorder) -> bool:
-    """Whether what runs may have a history that a derivative of the backward asks for."""
-    recorded = recorder.phase == "backward" or torch.is_grad_enabled()
-    return recorder.follows_history and recorded and not torch._C._are_functorch_transforms_active()
 
 
 def _last(graph: fx.Graph) -> fx.Node:

@@ -351,8 +351,8 @@ class Recorder(DispatchMode):
         meta = node.meta
         if self.follows_history:
             self.of_user_node.add(node)
-            if node.target is aten.detach.default and not self.deriving():
-                meta[HISTORY] = History.NONE  # functionalization takes it anew where what it is of was written
+            if node.target is aten.detach.default:
+                self._note_detach(node)
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase
@@ -360,6 +360,14 @@ class Recorder(DispatchMode):
             meta["autocast"] = True
         if torch.is_grad_enabled() and self.deriving():  # of a checkpoint: derivatives run without, but for higher ones
             meta["recomputed"] = True
+
+    def _note_detach(self, node: fx.Node) -> None:
+        """Functionalization takes a detached value anew where what it is of was written. A checkpoint hands on what it
+        has made again by one, and autograd gives that the history that it had."""
+        if not self.deriving():
+            node.meta[HISTORY] = History.NONE
+        elif isinstance(source := node.args[0], fx.Node) and HISTORY in source.meta:
+            node.meta[HISTORY] = source.meta[HISTORY]
 
     def _cast_by_autocast(self) -> bool:
         """Whether a conversion of dtype is one that autocast put into the program, or the derivative of one."""

@@ -96,17 +96,19 @@ class FunctionBackward:
         return self.run(self.body, given)
 
     def run(self, body: Body, given: Values) -> Values:
-        """What `body`, or one that does the same, gives: with the histories that eager's results have."""
-        saved = tuple(v.detach() if i in self.inside and isinstance(v, torch.Tensor) else v for i, v in enumerate(given[: self.kept]))
-        gradients = given[self.kept :]
+        """What `body`, or one that does the same, gives: with the histories that eager's results have, if what is
+        `inside` has none."""
+        saved, gradients = given[: self.kept], given[self.kept :]
         return run_once(body, saved, gradients) if self.once else tuple(body(*saved, *gradients))
 
 
 class FollowsFunctions(Handler):
     """Somebody who traces a program by its operators, and is told which of them are an autograd function's."""
 
-    def applied(self, function: Callable[..., object], inputs: Values, run: Callable[[], Values]) -> Values:
-        """What a call of `function` gives, which `run` makes."""
+    def applied(
+        self, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Callable[[], Values]
+    ) -> Values:
+        """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one."""
         raise NotImplementedError
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:

@@ -55,6 +55,11 @@ class Carried:
     own_vmap: bool = False
     own_jvp: bool = False
 
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Indices of outputs with a gradient."""
+        return tuple(index for index in range(self.outputs) if index not in self.non_differentiable)
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardGraph:
@@ -112,9 +117,7 @@ class CapturedFunction(nn.Module):
         if found is not None:
             return found
         if not torch._C._are_functorch_transforms_active():
-            run: Callable[[], tuple[Any, ...]] = lambda: self.function.apply(self, inputs[direct:], *inputs[:direct])
-            follows = follower()
-            return run() if follows is None else follows.applied(self, inputs, run)
+            return self.function.apply(self, inputs[direct:], *inputs[:direct])
         values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
         return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
 
@@ -174,7 +177,9 @@ class _Carrier(torch.autograd.Function):
     ) -> tuple[object, ...]:
         carried = module.carried
         inputs = (*direct, *others)
-        values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
+        run = lambda: module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
+        follows = follower()
+        values = run() if follows is None else follows.applied(module, inputs, carried.differentiable, run)
         saved: list[Any] = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
         ctx.save_for_backward(*(v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if checked))
         ctx.unchecked = [v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if not checked]
