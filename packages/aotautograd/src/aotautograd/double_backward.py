@@ -35,7 +35,6 @@ from aotautograd.schemas import (
     History,
     JointGraph,
 )
-from primtorch.own_derivatives import FunctionBackward
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of, materialize
 from primtorch.wrappers import wraps_others
@@ -376,13 +375,8 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
 
 def _copy_call(graph: fx.Graph, call: FunctionCall, env: Mapping[object, fx.Node]) -> fx.Node:
     symbols = {str(n.meta["val"]): n for n in graph.find_nodes(op="placeholder") if _is_number(n.meta.get("val"))}
-    args = [
-        env[a] if isinstance(a, fx.Node) else materialize(graph, a, symbols) if _is_number(a) else a
-        for a in _arguments(call)
-    ]
-    for place in call.target.inside if isinstance(call.target, FunctionBackward) else ():
-        args[place] = graph.call_function(torch.Tensor.detach, (args[place],))
-    return graph.call_function(call, tuple(args))
+    given = fx.map_arg(_arguments(call), env.__getitem__)  # type: ignore[type-var, arg-type]
+    return graph.call_function(call, tuple(materialize(graph, a, symbols) if _is_number(a) else a for a in given))
 
 
 def _is_number(value: object) -> bool:

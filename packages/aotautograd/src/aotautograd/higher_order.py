@@ -72,7 +72,14 @@ class TracedCalls(FollowsFunctions):
         return own_functions.applied(self.recorder, function, inputs, places, run)
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
-        return own_functions.pulled_back(self.recorder, backward, given, run)
+        return own_functions.pulled_back(self.recorder, self._interpreted, backward, given, run)
+
+    def _interpreted(self, graph: fx.GraphModule, given: Values) -> Values:
+        stack = self.recorder.stack
+        found = tuple(self.run_body(graph, given))
+        self.recorder.user_node(stack)  # the node that it is run within goes on
+        return found
+
 
     def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
         """Node by node, as the program around it: each operator knows the user's line."""

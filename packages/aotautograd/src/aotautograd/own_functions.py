@@ -17,7 +17,7 @@ from torch import fx
 from aotautograd.inputs import dense_spec
 from aotautograd.passes import is_effect
 from aotautograd.recorder import Recorder
-from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult
+from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult, History
 from primtorch.functionalize import unwrap, wrap
 from primtorch.memory import memory_of, path_of_views
 from primtorch.own_derivatives import FunctionBackward
@@ -38,20 +38,28 @@ def applied(
     results = run()
     made = set(_since(recorder.graph, last))
     call = FunctionCall(function, args, draws=recorder.drawn != drawn)
-    for place in places:
-        node = recorder.node_of.get(id(unwrap(results[place])))
-        if node in made:
-            node.meta[HISTORY] = FunctionResult(call, (place,))
+    for place, value in enumerate(results):
+        node = recorder.node_of.get(id(unwrap(value))) if isinstance(value, torch.Tensor) else None
+        if node is not None and node in made and not (place not in places and HISTORY in node.meta):
+            node.meta[HISTORY] = FunctionResult(call, (place,)) if place in places else History.NONE
     return results
 
 
-def pulled_back(recorder: Recorder, backward: FunctionBackward, given: Values, run: Run) -> Values:
-    """What a backward gives. What is handed on as it was given keeps its history, if the backward leaves it that."""
-    recorded = recorder.phase == "backward" or torch.is_grad_enabled()  # else what it gives has no history
-    if not recorder.follows_history or not recorded or torch._C._are_functorch_transforms_active():
+def pulled_back(
+    recorder: Recorder, interpret: Callable[[fx.GraphModule, Values], Values], backward: FunctionBackward,
+    given: Values, run: Run,
+) -> Values:  # fmt: skip
+    """What a backward gives. What is handed on as it was given keeps its history, if the backward leaves it that.
+
+    Where the program itself differentiates, in grad mode, `interpret` runs the graph: each node says what history it
+    has, since derivatives read what is computed in between.
+    """
+    if not recorder.follows_history or torch._C._are_functorch_transforms_active():
         return run()
+    if recorder.phase != "backward":
+        recorded = torch.is_grad_enabled() and not backward.once
+        return interpret(backward.body, given) if recorded else run()
     args, last = recorder.nodes_of(given), _last(recorder.graph)
-    apart = {args[place] for place in backward.inside}
     found = tuple(run())
     made = set(_since(recorder.graph, last))
     read = tuple(0 if place in backward.unread else arg for place, arg in enumerate(args))
@@ -59,11 +67,11 @@ def pulled_back(recorder: Recorder, backward: FunctionBackward, given: Values, r
     results = []
     for place, value in enumerate(found):
         node = recorder.node_of[id(unwrap(value))] if isinstance(value, torch.Tensor) else None
-        if node is not None and node not in made and (backward.once or node in apart):
+        if node is not None and node not in made and backward.once:
             inner = aten.alias.default(unwrap(value))
             value, node = wrap(inner), recorder.node_of[id(inner)]
             made.add(node)
-        if node in made:
+        if node is not None and node in made:
             node.meta[HISTORY] = FunctionResult(call, (place,))
         results.append(value)
     for node in made:

@@ -74,13 +74,11 @@ class FunctionBackward:
     Attributes:
         body: of what is saved, then a gradient for each result; gives one, or None, for each input that has gradients.
         kept: how many of what it is given are saved; the gradients follow.
-        inside: places of what the forward computed and does not give: it has no history.
         once: its results have no derivative, which raises.
     """
 
     body: fx.GraphModule
     kept: int
-    inside: frozenset[int]
     once: bool
 
     @property
@@ -96,8 +94,7 @@ class FunctionBackward:
         return self.run(self.body, given)
 
     def run(self, body: Body, given: Values) -> Values:
-        """What `body`, or one that does the same, gives: with the histories that eager's results have, if what is
-        `inside` has none."""
+        """What `body`, or one that does the same, gives: with the histories that eager's results have."""
         saved, gradients = given[: self.kept], given[self.kept :]
         return run_once(body, saved, gradients) if self.once else tuple(body(*saved, *gradients))
 
@@ -108,11 +105,12 @@ class FollowsFunctions(Handler):
     def applied(
         self, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Callable[[], Values]
     ) -> Values:
-        """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one."""
+        """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one;
+        all else has none."""
         raise NotImplementedError
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
-        """What a function's backward gives, which `run` makes."""
+        """What a function's backward gives, which `run` makes where no derivative of it is taken."""
         raise NotImplementedError
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from primtorch.higher_order import HigherOrder, call_body
 from primtorch.own_derivatives import CustomFunction, FunctionBackward, follower, tracer
@@ -292,11 +293,24 @@ def _hides(node: fx.Node) -> bool:
     if node.op == "call_module" or isinstance(node.target, HigherOrder):
         return True
     name = getattr(node.target, "__name__", node.target)
-    return name in _DETACHING or (node.target is getattr and node.args[1:] == ("data",))
+    return name in _DETACHING or _reads_data(node)
 
 
 def _second(module: CapturedFunction) -> FunctionBackward:
-    carried, recorded = module.carried, module.recorded
-    rows = enumerate(carried.saved[place] for place in recorded.reads)
-    inside = frozenset(place for place, (own, index, _) in rows if own and index >= carried.outputs)
-    return FunctionBackward(recorded.graph, len(recorded.reads), inside, carried.once)
+    recorded = module.recorded
+    return FunctionBackward(_detaching(recorded.graph), len(recorded.reads), module.carried.once)
+
+
+def _detaching(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph with `detach()` for reads of `.data`: the same values without history, as a node of a trace."""
+    if not any(map(_reads_data, module.graph.nodes)):
+        return module
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(module.graph, copies))  # type: ignore[arg-type]
+    for node in filter(_reads_data, list(graph.nodes)):
+        node.op, node.target, node.args = "call_method", "detach", node.args[:1]
+    return _LazyGraphModule(module, graph, "Region")
+
+
+def _reads_data(node: fx.Node) -> bool:
+    return node.target is getattr and node.args[1:] == ("data",)
