@@ -21,7 +21,7 @@ from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.flattened import flattened
 from aotautograd.inputs import sizes_of
-from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
+from aotautograd.kept_values import KeptValues, is_dropout_mask, is_resumed, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
@@ -229,9 +229,12 @@ def gradient_program(
         env[tangents[i]].meta.update(tangents[i].meta)
         outside.append(env[tangents[i]].name)
     made: dict[int, fx.Node] = {}
+    ends = _last_made(nodes, needed)
     for node in nodes:
         if node in needed and node not in env:
             _copy(graph, node, env, masks)
+        if node in ends:
+            _resume(graph, ends[node], env)
         if node in totals:
             made[totals[node]], env[node] = env[node], _as_laid_out(graph, node, come[totals[node]])
     found = [env[g] if isinstance(g, fx.Node) else g for g in gradients]
@@ -277,7 +280,7 @@ def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
     if is_random(node) and node not in masks:
         return f"the random value {node.format_node()}, which the forward did not keep"
     match node.meta.get(HISTORY):
-        case FunctionResult(call=call) if call.draws or None in _arguments(call):
+        case FunctionResult(call=call) if (call.draws and not call.given) or None in _arguments(call):
             return f"the history of {node.name}, a result of an autograd function whose call cannot be made again"
         case History.WRITTEN if not is_backward(node):
             return f"the history that {node.name} had before it was written under no_grad, or detached in place"
@@ -322,8 +325,7 @@ def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:
         node = work.pop()
         if node not in found:
             found.add(node)
-            if node not in known:
-                work.extend(_sources(node))
+            work.extend(_sources(node) if node not in known else _behind_call(node))
     return found
 
 
@@ -333,8 +335,31 @@ def _sources(node: fx.Node) -> list[fx.Node]:
         return [a for a in (*node.args[:3], *node.args[5:]) if isinstance(a, fx.Node)]
     history = node.meta.get(HISTORY)
     if isinstance(history, FunctionResult):
-        return [a for a in _arguments(history.call) if isinstance(a, fx.Node)]
+        args = [a for a in _arguments(history.call) if isinstance(a, fx.Node)]
+        return [*node.all_input_nodes, *_behind_call(node)] if history.call.given else args
     return node.all_input_nodes
+
+
+def _behind_call(node: fx.Node) -> list[fx.Node]:
+    """What a call reads that is resumed, where a node is its result, whose value is known or made by operators."""
+    if not is_resumed(node):
+        return []
+    call = node.meta[HISTORY].call
+    return [a for a in (*_arguments(call), *_given(call)) if isinstance(a, fx.Node)]
+
+
+def _given(call: FunctionCall) -> tuple[object, ...]:
+    return tuple(present(v) if isinstance(v, fx.Node) else v for v in call.given)
+
+
+def _last_made(nodes: Sequence[fx.Node], needed: Set[fx.Node]) -> dict[fx.Node, FunctionCall]:
+    """The calls that are resumed, by the nodes behind which all is there that their forwards have made."""
+    order = {node: place for place, node in enumerate(nodes)}
+    calls = dict.fromkeys(node.meta[HISTORY].call for node in nodes if node in needed and is_resumed(node))
+    ends: dict[fx.Node, FunctionCall] = {}
+    for call in calls:
+        ends[max((v for v in _given(call) if isinstance(v, fx.Node)), key=order.__getitem__)] = call
+    return ends
 
 
 def _arguments(call: FunctionCall) -> tuple[object, ...]:
@@ -350,7 +375,7 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
         env[node] = graph.call_function(torch.mul, (kept, 1.0 / (1.0 - p) if p != 1 else 0.0))  # type: ignore[operator]
     elif node in masks:
         return
-    elif isinstance(node.meta.get(HISTORY), FunctionResult):
+    elif isinstance(node.meta.get(HISTORY), FunctionResult) and not is_resumed(node):
         result: FunctionResult = node.meta[HISTORY]
         if result.call not in env:
             env[result.call] = _copy_call(graph, result.call, env)
@@ -374,9 +399,27 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
 
 
 def _copy_call(graph: fx.Graph, call: FunctionCall, env: Mapping[object, fx.Node]) -> fx.Node:
+    return graph.call_function(call, _copied(graph, _arguments(call), env))
+
+
+def _copied(graph: fx.Graph, values: tuple[object, ...], env: Mapping[object, fx.Node]) -> tuple[Argument, ...]:
     symbols = {str(n.meta["val"]): n for n in graph.find_nodes(op="placeholder") if _is_number(n.meta.get("val"))}
-    given = fx.map_arg(_arguments(call), env.__getitem__)  # type: ignore[type-var, arg-type]
-    return graph.call_function(call, tuple(materialize(graph, a, symbols) if _is_number(a) else a for a in given))
+    copies = fx.map_arg(values, env.__getitem__)  # type: ignore[type-var, arg-type]
+    return tuple(materialize(graph, v, symbols) if _is_number(v) else v for v in copies)  # type: ignore[call-overload]
+
+
+def _resume(graph: fx.Graph, call: FunctionCall, env: dict[object, fx.Node]) -> None:
+    """Gives what a call has made the call's history."""
+    values = _given(call)
+    made = tuple(graph.call_function(torch.Tensor.detach, (env[v],)) if isinstance(v, fx.Node) else v for v in values)
+    resumed = FunctionCall(call.target.resumed, (), draws=True)  # type: ignore[attr-defined]
+    results = graph.call_function(resumed, (made, *_copied(graph, _arguments(call), env)))
+    for value in values:
+        history = value.meta.get(HISTORY) if isinstance(value, fx.Node) else None
+        if isinstance(history, FunctionResult) and history.call is call:
+            stack, val = value.meta.get("stack", ()), value.meta["val"]
+            env[value] = graph.call_function(operator.getitem, (results, *history.path))
+            env[value].meta.update(val=val, stack=stack)
 
 
 def _is_number(value: object) -> bool:

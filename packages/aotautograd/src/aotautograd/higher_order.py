@@ -31,7 +31,7 @@ from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
 from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, Values, call_body, handled_by, with_bodies
-from primtorch.own_derivatives import FollowsFunctions, FunctionBackward
+from primtorch.own_derivatives import Applied, FollowsFunctions, FunctionBackward
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -67,9 +67,9 @@ class TracedCalls(FollowsFunctions):
         return self.emit(operator, operands)
 
     def applied(
-        self, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Callable[[], Values]
+        self, function: Applied, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
     ) -> Values:
-        return own_functions.applied(self.recorder, function, inputs, places, run)
+        return own_functions.applied(self.recorder, function, inputs, places, run, drawn)
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
         return own_functions.pulled_back(self.recorder, self._interpreted, backward, given, run)

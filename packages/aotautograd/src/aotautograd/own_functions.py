@@ -20,7 +20,7 @@ from aotautograd.recorder import Recorder
 from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult, History
 from primtorch.functionalize import unwrap, wrap
 from primtorch.memory import memory_of, path_of_views
-from primtorch.own_derivatives import FunctionBackward
+from primtorch.own_derivatives import Applied, FunctionBackward
 
 aten = torch.ops.aten
 
@@ -29,18 +29,19 @@ Run = Callable[[], Values]
 
 
 def applied(
-    recorder: Recorder, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Run
+    recorder: Recorder, function: Applied, inputs: Values, places: Sequence[int], run: Run, drawn: bool
 ) -> Values:
     """What `run` makes within a call of `function`; those at `places` have the function's history."""
     if not recorder.follows_history:
         return run()
-    args, drawn, last = recorder.nodes_of(inputs), recorder.drawn, _last(recorder.graph)
+    args, before, last = recorder.nodes_of(inputs), recorder.drawn, _last(recorder.graph)
     results = run()
     made = set(_since(recorder.graph, last))
-    call = FunctionCall(function, args, draws=recorder.drawn != drawn)
-    for place, value in enumerate(results):
-        node = recorder.node_of.get(id(unwrap(value))) if isinstance(value, torch.Tensor) else None
-        if node is not None and node in made and not (place not in places and HISTORY in node.meta):
+    nodes = recorder.nodes_of(results)
+    draws = drawn or recorder.drawn != before
+    call = FunctionCall(function, args, draws, nodes if draws else ())
+    for place, node in enumerate(nodes):
+        if isinstance(node, fx.Node) and node in made and not (place not in places and HISTORY in node.meta):
             node.meta[HISTORY] = FunctionResult(call, (place,)) if place in places else History.NONE
     return results
 

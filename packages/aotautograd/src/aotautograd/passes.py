@@ -95,7 +95,8 @@ def eliminate_dead_code(graph: fx.Graph) -> int:
             graph.erase_node(node)
             removed += 1
         elif isinstance(history := node.meta.get(HISTORY), FunctionResult):
-            given.update(present(a) for a in history.call.args if isinstance(a, fx.Node))
+            read = (*history.call.args, *history.call.given)
+            given.update(present(a) for a in read if isinstance(a, fx.Node))
     return removed
 
 

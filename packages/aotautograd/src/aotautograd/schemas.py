@@ -293,12 +293,14 @@ class FunctionCall:
 
     Attributes:
         args: what it was given, with the nodes of tensors.
-        draws: whether its forward takes random numbers.
+        draws: whether its forward takes random numbers: it is not to be run again.
+        given: what that forward made, for a call that is resumed behind it (`primtorch.own_derivatives.Applied`).
     """
 
     target: Callable[..., object]
     args: tuple[object, ...]
     draws: bool
+    given: tuple[object, ...] = ()
 
     @property
     def __name__(self) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import fx
@@ -99,14 +99,23 @@ class FunctionBackward:
         return run_once(body, saved, gradients) if self.once else tuple(body(*saved, *gradients))
 
 
+class Applied(Protocol):
+    """An autograd function that a graph calls."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+    def resumed(self, values: Values, *inputs: Any) -> Any:
+        """The call whose forward has made `values`: random ones are not drawn again."""
+
+
 class FollowsFunctions(Handler):
     """Somebody who traces a program by its operators, and is told which of them are an autograd function's."""
 
     def applied(
-        self, function: Callable[..., object], inputs: Values, places: Sequence[int], run: Callable[[], Values]
+        self, function: Applied, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
     ) -> Values:
         """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one;
-        all else has none."""
+        all else has none. `drawn`: it is made of what has been drawn before."""
         raise NotImplementedError
 
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:

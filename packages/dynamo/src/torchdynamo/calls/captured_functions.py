@@ -118,9 +118,14 @@ class CapturedFunction(nn.Module):
         if found is not None:
             return found
         if not torch._C._are_functorch_transforms_active():
-            return self.function.apply(self, inputs[direct:], *inputs[:direct])
-        values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
+            return self.function.apply(self, inputs[direct:], None, *inputs[:direct])
+        values = self.transformed.apply(self, inputs[direct:], None, *inputs[:direct])
         return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
+
+    def resumed(self, values: tuple[Any, ...], *inputs: object) -> object:
+        """What a call gives whose forward has made `values`."""
+        direct = self.carried.direct
+        return self.function.apply(self, inputs[direct:], values, *inputs[:direct])
 
     def _custom(self) -> CustomFunction:
         """The function for who traces the graph that calls it."""
@@ -174,13 +179,23 @@ class _Carrier(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, module: CapturedFunction, others: tuple[object, ...], *direct: object
+        ctx: _Context,
+        module: CapturedFunction,
+        others: tuple[object, ...],
+        given: tuple[Any, ...] | None,
+        *direct: object,
     ) -> tuple[object, ...]:
         carried = module.carried
         inputs = (*direct, *others)
-        run = lambda: module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
+
+        def run() -> tuple[Any, ...]:
+            if given is not None:
+                return tuple(value.view_as(value) if isinstance(value, torch.Tensor) else value for value in given)
+            return tuple(module.forward_graph(*(inputs[index] for index in carried.forward_inputs)))
+
         follows = follower()
-        values = run() if follows is None else follows.applied(module, inputs, carried.differentiable, run)
+        drawn = given is not None
+        values = run() if follows is None else follows.applied(module, inputs, carried.differentiable, run, drawn)
         saved: list[Any] = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
         ctx.save_for_backward(*(v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if checked))
         ctx.unchecked = [v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if not checked]
@@ -196,9 +211,9 @@ class _Carrier(torch.autograd.Function):
         carried = ctx.module.carried
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
-            return (None,) * (2 + carried.direct)
+            return (None,) * (3 + carried.direct)
         kept = _kept_apart(ctx) if hasattr(ctx, "kept") else _kept(ctx, carried)
-        return (None, None, *ctx.module.pulled_back(kept, given))
+        return (None, None, None, *ctx.module.pulled_back(kept, given))
 
 
 def _kept(ctx: _Context, carried: Carried) -> list[object]:
@@ -217,20 +232,22 @@ class _Transformable(_Carrier):
     results are the function's."""
 
     @staticmethod
-    def forward(module: CapturedFunction, others: tuple[object, ...], *direct: object) -> tuple[object, ...]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        module: CapturedFunction, others: tuple[object, ...], given: None, *direct: object
+    ) -> tuple[object, ...]:
         inputs = (*direct, *others)
         return tuple(module.forward_graph(*(inputs[index] for index in module.carried.forward_inputs)))
 
     @staticmethod
     def setup_context(
         ctx: _Context,
-        inputs: tuple[CapturedFunction, tuple[object, ...], *tuple[object, ...]],
+        inputs: tuple[CapturedFunction, tuple[object, ...], None, *tuple[object, ...]],
         output: tuple[object, ...],
     ) -> None:
-        module, others, *direct = inputs
+        module, others, _, *direct = inputs
         carried = module.carried
-        given = (*direct, *others)
-        saved = [(output[index] if own else given[index]) for own, index, _ in carried.saved]
+        read = (*direct, *others)
+        saved = [(output[index] if own else read[index]) for own, index, _ in carried.saved]
         ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
         ctx.kept = [None if isinstance(value, torch.Tensor) else value for value in saved]
         if carried.own_jvp:
@@ -242,10 +259,15 @@ class _Transformable(_Carrier):
 
 
 def _vmap(
-    info: Any, in_dims: tuple[Any, ...], module: CapturedFunction, others: tuple[object, ...], *direct: torch.Tensor
+    info: Any,
+    in_dims: tuple[Any, ...],
+    module: CapturedFunction,
+    others: tuple[object, ...],
+    given: None,
+    *direct: torch.Tensor,
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int | None, ...]]:
     """The function's own `vmap`: of its results alone, which is all that its context can keep."""
-    carried, dims = module.carried, in_dims[2:]
+    carried, dims = module.carried, in_dims[3:]
     if others or carried.escaping > carried.outputs:
         raise BreakGraph("autograd_function", f"the vmap of {carried.name}, which keeps or reads more than it is given")
     asked = ("vmap", *dims, *(tensor.dim() for tensor in direct))
@@ -255,7 +277,7 @@ def _vmap(
 
 def _jvp(ctx: _Context, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """The function's own `jvp`."""
-    carried, saved, given = ctx.module.carried, ctx.saved_tensors, tangents[2:]
+    carried, saved, given = ctx.module.carried, ctx.saved_tensors, tangents[3:]
     direct, results = saved[: carried.direct], saved[carried.direct :]
     asked = ("jvp", *(tangent is None for tangent in given), *(tensor.dim() for tensor in saved))
     rule = ctx.module.rule(asked, lambda rules: rules.jvp(direct, results, given))
