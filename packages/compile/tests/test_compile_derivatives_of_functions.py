@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -297,7 +298,7 @@ def by_nested_checkpoints(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-@torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
+@getattr(torch.compiler, "nested_compile_region", lambda function: function)  # type: ignore[untyped-decorator]
 def region(c: Tensor, d: Tensor) -> Tensor:
     found: Tensor = APART.apply(NESTED.apply(c * d))
     return found * d
@@ -421,6 +422,49 @@ def check_compositions(backend: str, count: int) -> None:
             expected = derivatives(program, inputs(), order, linear)
             found = derivatives(compiled, inputs(), order, linear)
             compare(found, expected, f"seed {seed}, program {number}: {steps}, {order=}, {dynamic=}, {linear=}, {rows=}")
+
+
+def _branch(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = OF_ARGUMENT.apply(a) * INSIDE.apply(a * b)
+    return found
+
+
+def _branched(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = torch.cond(a.sum() > 0, _branch, lambda c, d: c * d, (a, b))
+    return found
+
+
+def _looped(a: Tensor, b: Tensor, loop: Callable[..., Any]) -> Tensor:
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        carry = NESTED.apply(carry) * row
+        return carry, carry.sin()
+
+    found: Tensor = loop(step, b[0] * 1, a)[1]
+    return found
+
+
+def _loop(step: Callable[..., Any], carry: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    found = []
+    for row in rows:
+        carry, made = step(carry, row)
+        found.append(made)
+    return carry, torch.stack(found)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("piece", "plain"),
+    [(_branched, _branch), (lambda a, b: _looped(a, b, scan), lambda a, b: _looped(a, b, _loop))],
+    ids=["a branch", "a loop"],
+)
+def test_functions_in_branches_and_loops(piece: Piece, plain: Piece, backend: str) -> None:
+    """Eager has no second derivatives of these operators: they are those of what Python's own would compute."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    for order in (1, 2, 3):
+        torchcompile.reset()
+        compiled = torchcompile.compile(piece, backend=backend)
+        expected = derivatives(plain, example(seed, 4, True), order, False)
+        compare(derivatives(compiled, example(seed, 4, True), order, False), expected, f"seed {seed}, {order=}")
 
 
 def test_they_are_in_one_graph() -> None:

@@ -31,7 +31,7 @@ from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
 from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, Values, call_body, handled_by, with_bodies
-from primtorch.own_derivatives import Applied, FollowsFunctions, FunctionBackward
+from primtorch.own_derivatives import Applied, FollowsFunctions, FunctionBackward, applies_functions
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -113,6 +113,8 @@ class TracedCalls(FollowsFunctions):
         args = (*(recorder.size(symbol) for symbol in symbols), *(recorder.lift(t) for t in tensors))
         fakes = tuple(recorder.fake_mode.from_spec(spec) for spec in specs)
         recorder.call_graphs(traced, args, fakes)
+        if recorder.follows_history and any(map(applies_functions, operator.bodies)):
+            own_functions.called(recorder, operator, operands, fakes, "random" in tags)
         return tuple(map(wrap, fakes))
 
     def _symbols(self, operands: Iterable[object]) -> list[torch.SymInt | torch.SymFloat]:

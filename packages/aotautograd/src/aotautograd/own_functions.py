@@ -19,6 +19,7 @@ from aotautograd.passes import is_effect
 from aotautograd.recorder import Recorder
 from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult, History
 from primtorch.functionalize import unwrap, wrap
+from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of, path_of_views
 from primtorch.own_derivatives import Applied, FunctionBackward
 
@@ -79,6 +80,16 @@ def pulled_back(
         if is_effect(node):
             node.meta[HISTORY] = FunctionResult(call, ())
     return tuple(results)
+
+
+def called(
+    recorder: Recorder, operator: HigherOrder, operands: Values, results: Sequence[torch.Tensor], draws: bool
+) -> None:
+    """Notes the results of an operator over graphs that apply functions: of the graph's bodies, which are traced, no
+    derivative is to be taken, but of those that the program has."""
+    call = FunctionCall(operator, recorder.nodes_of(operands), draws)
+    for place, result in enumerate(results):
+        recorder.node_of[id(result)].meta[HISTORY] = FunctionResult(call, (place,))
 
 
 def with_own_histories(

@@ -12,12 +12,12 @@ them is taken of, the operators do not say. That of a backward is taken of a `Fu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from primtorch.arguments import TensorLike
@@ -99,6 +99,7 @@ class FunctionBackward:
         return run_once(body, saved, gradients) if self.once else tuple(body(*saved, *gradients))
 
 
+@runtime_checkable
 class Applied(Protocol):
     """An autograd function that a graph calls."""
 
@@ -121,6 +122,14 @@ class FollowsFunctions(Handler):
     def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
         """What a function's backward gives, which `run` makes where no derivative of it is taken."""
         raise NotImplementedError
+
+
+def applies_functions(body: object) -> bool:
+    """Whether a body of an operator over graphs, or what a derivative has made of it, calls such functions."""
+    if isinstance(body, nn.Module):
+        return any(isinstance(module, Applied) for module in body.modules())
+    parts = fields(body) if is_dataclass(body) else ()
+    return any(applies_functions(getattr(body, part.name)) for part in parts)
 
 
 def follower() -> FollowsFunctions | None:
