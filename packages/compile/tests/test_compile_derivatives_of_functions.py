@@ -132,7 +132,7 @@ class Drawing(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor) -> Tensor:  # type: ignore[override]
         mask = torch.rand_like(a)
         ctx.save_for_backward(a, mask)
-        return a * mask + torch.rand_like(a)
+        return a * mask
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
@@ -202,6 +202,9 @@ ONE: dict[str, Any] = {
     "keeps attributes": Plainly,
     "without a gradient": Unasked,
     "draws": Drawing,
+    "gives what is drawn": own(
+        lambda g, a: g * a.detach() * a, lambda ctx, a: (ctx.save_for_backward(a), a + torch.rand_like(a))[1]
+    ),
     "calls a function in its forward": own(
         lambda g, a: DETACHING.apply(a) * g, lambda ctx, a: (ctx.save_for_backward(a), DETACHING.apply(a))[1]
     ),
@@ -309,6 +312,17 @@ def by_regions(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
+@getattr(torch.compiler, "nested_compile_region", lambda function: function)  # type: ignore[untyped-decorator]
+def drawing_region(c: Tensor, d: Tensor) -> Tensor:
+    found: Tensor = Drawing.apply(c * d)
+    return found * d
+
+
+def by_drawing_regions(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = drawing_region(a, b) + drawing_region(b, a)
+    return found
+
+
 def without_histories(a: Tensor, b: Tensor) -> Tensor:
     """No function, but what a checkpoint's second run is to leave without a history."""
 
@@ -327,7 +341,7 @@ PIECES: dict[str, Piece] = {
        for name in ("detaches", "reads what is inside", "turns grad mode", "once", "calls functions", "draws")},
     **{piece.__name__: piece for piece in (
         by_several, by_one_of_several, by_needed, by_dirty, by_strides, by_no_elements, by_another_dtype,
-        by_a_derivative, by_a_write, by_no_history, by_nested_checkpoints, by_regions, without_histories,
+        by_a_derivative, by_a_write, by_no_history, by_nested_checkpoints, by_regions, by_drawing_regions, without_histories,
     )},
 }  # fmt: skip
 
@@ -421,7 +435,9 @@ def check_compositions(backend: str, count: int) -> None:
             inputs = lambda rows=rows: example(seed + number, rows, True)  # noqa: E731
             expected = derivatives(program, inputs(), order, linear)
             found = derivatives(compiled, inputs(), order, linear)
-            compare(found, expected, f"seed {seed}, program {number}: {steps}, {order=}, {dynamic=}, {linear=}, {rows=}")
+            compare(
+                found, expected, f"seed {seed}, program {number}: {steps}, {order=}, {dynamic=}, {linear=}, {rows=}"
+            )
 
 
 def _branch(a: Tensor, b: Tensor) -> Tensor:
@@ -468,7 +484,14 @@ def test_functions_in_branches_and_loops(piece: Piece, plain: Piece, backend: st
 
 
 def test_they_are_in_one_graph() -> None:
-    for name in ("detaches", "reads what is inside", "turns grad mode", "asks for grad mode", "once", "calls functions"):
+    for name in (
+        "detaches",
+        "reads what is inside",
+        "turns grad mode",
+        "asks for grad mode",
+        "once",
+        "calls functions",
+    ):
         torchcompile.reset()
         derivatives(torchcompile.compile(PIECES[name], backend="aot_eager"), example(0, 4, True), 2, True)
         assert torchcompile.report().clean, name

@@ -282,11 +282,11 @@ def test_a_backward_is_captured_in_grad_mode_where_that_makes_a_difference() -> 
         def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
             return g * ctx.saved_tensors[0] if torch.is_grad_enabled() else g * 2
 
-    for kind, graphs_of in ((Turning, True), (Asking, True), (SinOf, False)):
-        compiled, graphs = captured(lambda x, kind=kind: kind.apply(x))
+    for kind, args, twice in ((Turning, (), True), (Asking, (), True), (Square, (2.0,), False)):
+        compiled, graphs = captured(lambda x, kind=kind, args=args: kind.apply(x, *args))
         compiled(leaf(3))
         names = {name for name, _ in graphs.graphs[0].get_submodule(kind.__name__).named_children()}
-        assert ("recorded_graph" in names) == graphs_of
+        assert ("recorded_graph" in names) == twice
 
 
 def test_the_node_in_autograds_graph_goes_by_the_users_name() -> None:

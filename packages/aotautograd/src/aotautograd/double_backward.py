@@ -7,7 +7,7 @@ backward is again derived on demand, to any order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -413,13 +413,13 @@ def _resume(graph: fx.Graph, call: FunctionCall, env: dict[object, fx.Node]) -> 
     values = _given(call)
     made = tuple(graph.call_function(torch.Tensor.detach, (env[v],)) if isinstance(v, fx.Node) else v for v in values)
     resumed = FunctionCall(call.target.resumed, (), draws=True)  # type: ignore[attr-defined]
-    results = graph.call_function(resumed, (made, *_copied(graph, _arguments(call), env)))
+    args: tuple[Any, ...] = (made, *_copied(graph, _arguments(call), env))
+    results = graph.call_function(resumed, args)
     for value in values:
         history = value.meta.get(HISTORY) if isinstance(value, fx.Node) else None
-        if isinstance(history, FunctionResult) and history.call is call:
-            stack, val = value.meta.get("stack", ()), value.meta["val"]
+        if isinstance(value, fx.Node) and isinstance(history, FunctionResult) and history.call is call:
             env[value] = graph.call_function(operator.getitem, (results, *history.path))
-            env[value].meta.update(val=val, stack=stack)
+            env[value].meta.update(val=value.meta["val"], stack=value.meta.get("stack", ()))
 
 
 def _is_number(value: object) -> bool:

@@ -80,7 +80,6 @@ class TracedCalls(FollowsFunctions):
         self.recorder.user_node(stack)  # the node that it is run within goes on
         return found
 
-
     def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
         """Node by node, as the program around it: each operator knows the user's line."""
         if not isinstance(body, fx.GraphModule):

@@ -29,13 +29,22 @@ from aotautograd.higher_order import TracedCalls
 from aotautograd.history import freed_behind, last_to_keep
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.nested_regions import Regions, RegionsInPlace
-from aotautograd.own_functions import with_own_histories
 from aotautograd.overlap import Program, Rebased
+from aotautograd.own_functions import with_own_histories
 from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import UNSEEN, FunctionCall, InputInfo, JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
+from aotautograd.schemas import (
+    UNSEEN,
+    FunctionCall,
+    InputInfo,
+    JointGraph,
+    KeptMemory,
+    Partitioner,
+    ProgramMetadata,
+    Values,
+)
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError

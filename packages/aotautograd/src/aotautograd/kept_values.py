@@ -40,7 +40,12 @@ def without_history(joint: JointGraph) -> list[fx.Node]:
         for n in nodes
         if n.op == "call_function"
         and isinstance(n.meta.get("val"), torch.Tensor)
-        and ((n in drawn and n not in values) or n.meta.get(HISTORY) is History.NONE or is_dropout_mask(n) or is_resumed(n))
+        and (
+            (n in drawn and n not in values)
+            or n.meta.get(HISTORY) is History.NONE
+            or is_dropout_mask(n)
+            or is_resumed(n)
+        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""Calls of captured autograd functions in a trace, and of their backwards: what derivatives of the backward apply again.
+"""Calls of captured autograd functions and of their backwards in a trace: what derivatives of it call again.
 
 A joint graph has the operators of a function alone. What of them has no history, and what another function's derivative
 is, they do not say. So the results are noted as those of a call (`schemas.FunctionResult`): of the function, or of its

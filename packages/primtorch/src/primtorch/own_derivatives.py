@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -22,6 +21,7 @@ from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from primtorch.arguments import TensorLike
 from primtorch.higher_order import Body, Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
+from primtorch.once import cached_property
 from primtorch.spec import TensorSpec, spec_of
 
 

@@ -293,10 +293,8 @@ class _Capture:
         recorder.of_unknown_history.update(map(id, gradients))
         try:
             with self.owner.backward(recorded), recorder.conditions.refused(), regions.body():
-                if self.owner.backwards > DERIVATIVES:
-                    value = self._beyond()
-                else:
-                    value = self.world.call(function, (self.context, *gradients), {})
+                beyond = self.owner.backwards > DERIVATIVES
+                value = self._beyond() if beyond else self.world.call(function, (self.context, *gradients), {})
         except Exception as error:
             raise BreakGraph("autograd_function", f"its backward raises {type(error).__name__}: {error}") from error
         if effects_so_far(self.outside, before) != before or self.outside.emitted != said:
