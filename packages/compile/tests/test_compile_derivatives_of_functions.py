@@ -392,12 +392,12 @@ OPTIONS = {"inductor": {"eager_random": True}}
 def test_derivatives_are_eagers(name: str, backend: str) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     piece = PIECES[name]
-    orders = (2,) if backend == "inductor" else (1, 2, 3)
-    for order in orders:
-        for both, linear in ((True, False), (False, True)):
+    builds = backend == "inductor"  # which takes long
+    for order in (2,) if builds else (1, 2, 3):
+        for both, linear in ((True, False), (False, True))[: 1 if builds else 2]:
             torchcompile.reset()
             compiled = torchcompile.compile(piece, backend=backend, options=OPTIONS.get(backend))
-            for rows in (4, 5):
+            for rows in (4,) if builds else (4, 5):
                 expected = derivatives(piece, example(seed, rows, both), order, linear)
                 found = derivatives(compiled, example(seed, rows, both), order, linear)
                 compare(found, expected, f"seed {seed}, {order=}, {both=}, {linear=}, {rows=}")
