@@ -31,7 +31,7 @@ from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
 from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, Values, call_body, handled_by, with_bodies
-from primtorch.own_derivatives import Applied, FollowsFunctions, FunctionBackward, applies_functions
+from primtorch.own_derivatives import AppliedFunction, FollowsFunctions, FunctionBackward, applies_functions
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -67,7 +67,7 @@ class TracedCalls(FollowsFunctions):
         return self.emit(operator, operands)
 
     def applied(
-        self, function: Applied, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
+        self, function: AppliedFunction, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
     ) -> Values:
         return own_functions.applied(self.recorder, function, inputs, places, run, drawn)
 

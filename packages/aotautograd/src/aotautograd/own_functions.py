@@ -21,7 +21,7 @@ from aotautograd.schemas import HISTORY, FunctionCall, FunctionResult, History
 from primtorch.functionalize import unwrap, wrap
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of, path_of_views
-from primtorch.own_derivatives import Applied, FunctionBackward
+from primtorch.own_derivatives import AppliedFunction, FunctionBackward
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ Run = Callable[[], Values]
 
 
 def applied(
-    recorder: Recorder, function: Applied, inputs: Values, places: Sequence[int], run: Run, drawn: bool
+    recorder: Recorder, function: AppliedFunction, inputs: Values, places: Sequence[int], run: Run, drawn: bool
 ) -> Values:
     """What `run` makes within a call of `function`; those at `places` have the function's history."""
     if not recorder.follows_history:

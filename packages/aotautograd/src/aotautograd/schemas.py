@@ -294,7 +294,7 @@ class FunctionCall:
     Attributes:
         args: what it was given, with the nodes of tensors.
         draws: whether its forward takes random numbers: it is not to be run again.
-        given: what that forward made, for a call that is resumed behind it (`primtorch.own_derivatives.Applied`).
+        given: what that forward made, for a call that is resumed behind it (`own_derivatives.AppliedFunction`).
     """
 
     target: Callable[..., object]

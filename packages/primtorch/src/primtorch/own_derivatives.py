@@ -100,7 +100,7 @@ class FunctionBackward:
 
 
 @runtime_checkable
-class Applied(Protocol):
+class AppliedFunction(Protocol):
     """An autograd function that a graph calls."""
 
     def __call__(self, *inputs: Any) -> Any: ...
@@ -113,7 +113,7 @@ class FollowsFunctions(Handler):
     """Somebody who traces a program by its operators, and is told which of them are an autograd function's."""
 
     def applied(
-        self, function: Applied, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
+        self, function: AppliedFunction, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
     ) -> Values:
         """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one;
         all else has none. `drawn`: it is made of what has been drawn before."""
@@ -127,7 +127,7 @@ class FollowsFunctions(Handler):
 def applies_functions(body: object) -> bool:
     """Whether a body of an operator over graphs, or what a derivative has made of it, calls such functions."""
     if isinstance(body, nn.Module):
-        return any(isinstance(module, Applied) for module in body.modules())
+        return any(isinstance(module, AppliedFunction) for module in body.modules())
     parts = fields(body) if is_dataclass(body) else ()
     return any(applies_functions(getattr(body, part.name)) for part in parts)
 
