@@ -418,7 +418,9 @@ def check_compositions(backend: str, count: int) -> None:
     """Of pieces whose results are as large as their arguments, of which each takes two values that there are."""
     seed = random.SystemRandom().randrange(1 << 30)
     source = random.Random(seed)
-    names = [name for name in PIECES if name not in ("by_no_elements", "by_a_derivative", "gives a number")]
+    # A region's draws, in higher derivatives, may be none that the forward kept: those are refused.
+    left_out = ("by_no_elements", "by_a_derivative", "gives a number", "by_drawing_regions")
+    names = [name for name in PIECES if name not in left_out]
     for number in range(count):
         steps = [(source.choice(names), source.randrange(2 + n), source.randrange(2 + n)) for n in range(3)]
 
