@@ -91,7 +91,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("first_backward",),
         ("recompute", "double_backward", "unseen_writes", "assumptions", "eager_compiler", "wrappers"),
         ("recorder", "behind", "maxima"),
-        ("special_operators", "nested_regions", "backward"),
+        ("special_operators", "nested_regions", "backward", "own_functions"),
         ("higher_order",),
         ("untraced_derivatives",),
         ("joint",),

@@ -120,6 +120,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "noisy": lambda: nn.Sequential(nn.Linear(5, 8), Noisy(), nn.Linear(8, 1)),
     "twice": lambda: nn.Sequential(nn.Linear(5, 8), Twice(), nn.Linear(8, 1)),
     "rounded": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Rounded, torch.sin), nn.Linear(8, 1)),
+    "jittered": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Jittered, torch.sin), nn.Linear(8, 1)),
     "function": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Scaled, lambda y: y), nn.Linear(8, 1)),
     "kinks": lambda: nn.Sequential(nn.Linear(5, 8), nn.Hardtanh(), nn.PReLU(), nn.Linear(8, 8), nn.Hardswish(), nn.Linear(8, 1)),
 }  # fmt: skip
@@ -166,7 +167,6 @@ def test_penalties(name: str, backend: str) -> None:
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "a draw in a function": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Jittered, torch.sin), nn.Linear(8, 1)),
     "a write": lambda: nn.Sequential(nn.Linear(5, 8), WrittenUnderNoGrad(), nn.Linear(8, 1)),
     "detached in place": lambda: nn.Sequential(nn.Linear(5, 8), Detached(), nn.Linear(8, 1)),
 }

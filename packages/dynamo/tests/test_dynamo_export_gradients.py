@@ -250,7 +250,7 @@ class WithHistory(WithoutHistory):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [WithoutHistory, WithHistory])
-def test_a_backward_that_turns_grad_mode_has_no_derivative(kind: Any, form: str, tmp_path: Path) -> None:
+def test_a_backward_that_turns_grad_mode_has_no_derivative_in_operators(kind: Any, form: str, tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return kind.apply(x * 2) * x  # type: ignore[no-any-return]
 
@@ -269,8 +269,16 @@ def test_a_backward_that_turns_grad_mode_has_no_derivative(kind: Any, form: str,
             observed.append((out, gradient))
         for a, b in zip(*observed, strict=True):
             torch.testing.assert_close(a, b)
+        if form == "torch":  # the graph calls the function
+            torch.testing.assert_close(torch.autograd.grad(gradient.sum(), x)[0], second(program, example()))
+            continue
         with pytest.raises(RuntimeError, match="turns grad mode"):
             torch.autograd.grad(gradient.sum(), x)
+
+
+def second(function: Program, x: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(function(x).pow(2).sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient.sum(), x)[0]
 
 
 class Dirty(torch.autograd.Function):

@@ -263,6 +263,32 @@ def test_the_graph_prints_and_is_copied() -> None:
     assert {name for name, _ in inner.named_children()} == {"forward_graph", "backward_graph"}
 
 
+def test_a_backward_is_captured_in_grad_mode_where_that_makes_a_difference() -> None:
+    class Turning(Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.tanh()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            with torch.no_grad():
+                scale = x.cos()
+            return g * scale * x
+
+    class Asking(Turning):
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * ctx.saved_tensors[0] if torch.is_grad_enabled() else g * 2
+
+    for kind, args, twice in ((Turning, (), True), (Asking, (), True), (Square, (2.0,), False)):
+        compiled, graphs = captured(lambda x, kind=kind, args=args: kind.apply(x, *args))
+        compiled(leaf(3))
+        names = {name for name, _ in graphs.graphs[0].get_submodule(kind.__name__).named_children()}
+        assert ("recorded_graph" in names) == twice
+
+
 def test_the_node_in_autograds_graph_goes_by_the_users_name() -> None:
     compiled, _ = captured(lambda x: Square.apply(x, 2.0))
     assert compiled(leaf(3)).grad_fn.name() == "SquareBackward"

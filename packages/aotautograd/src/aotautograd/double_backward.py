@@ -7,7 +7,7 @@ backward is again derived on demand, to any order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,13 @@ from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.flattened import flattened
 from aotautograd.inputs import sizes_of
-from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
+from aotautograd.kept_values import KeptValues, is_dropout_mask, is_resumed, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
-from aotautograd.passes import is_effect, is_random, output_values
+from aotautograd.passes import is_effect, is_random, output_values, present
 from aotautograd.schemas import (
     HISTORY,
-    STAND_IN,
     UNSEEN,
     FunctionCall,
     FunctionResult,
@@ -37,7 +36,7 @@ from aotautograd.schemas import (
     JointGraph,
 )
 from primtorch.printing import made_by
-from primtorch.symbolic import depends_on_data, hint_of
+from primtorch.symbolic import depends_on_data, hint_of, materialize
 from primtorch.wrappers import wraps_others
 
 aten = torch.ops.aten
@@ -209,7 +208,6 @@ def gradient_program(
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
     totals = {_total(joint, i): i for i in cut.observed}
-    _refuse_functions(nodes)
     needed, kept, masks = _taken(joint, known, list(totals))
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
     for node in needed.difference(kept):
@@ -231,9 +229,12 @@ def gradient_program(
         env[tangents[i]].meta.update(tangents[i].meta)
         outside.append(env[tangents[i]].name)
     made: dict[int, fx.Node] = {}
+    ends = _last_made(nodes, needed)
     for node in nodes:
         if node in needed and node not in env:
             _copy(graph, node, env, masks)
+        if node in ends:
+            _resume(graph, ends[node], env)
         if node in totals:
             made[totals[node]], env[node] = env[node], _as_laid_out(graph, node, come[totals[node]])
     found = [env[g] if isinstance(g, fx.Node) else g for g in gradients]
@@ -259,30 +260,9 @@ def gradient_program(
     )
 
 
-def _no_second_derivative(target: object) -> str:
-    """Why a function's operators do not say what the derivative of its backward is; of a region, of those within."""
-    own = getattr(target, "no_second_derivative", None)
-    parts = target.modules() if own is None and isinstance(target, torch.nn.Module) else ()
-    within = any(hasattr(part, "no_second_derivative") for part in parts)
-    return "it is called within a region that the backward runs again" if within else own or ""
-
-
-def _refuse_functions(nodes: Iterable[fx.Node]) -> None:
-    """Raises where a function's backward, of which the graph has the operators, is differentiated otherwise."""
-    for node in nodes:
-        history = node.meta.get(HISTORY)
-        why = _no_second_derivative(history.call.target) if isinstance(history, FunctionResult) else ""
-        if why:
-            raise DoubleBackwardUnavailable(
-                f"a derivative of the backward needs that of an autograd function's, and {why}; keep the function out "
-                "of what is compiled, with torchcompile.disable",
-                node.meta.get("stack", ()),
-            )
-
-
 def _total(joint: JointGraph, tangent: int) -> fx.Node:
     """The sum of a result's tangent and of what other results lead to at it."""
-    found = _present(joint.totals[tangent])
+    found = present(joint.totals[tangent])
     if found is None:
         raise DoubleBackwardUnavailable("the gradient of a result that leads to no input", ())
     return found
@@ -299,20 +279,18 @@ def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
     """What of a node's value or of its history the forward's operators, run again, would not give."""
     if is_random(node) and node not in masks:
         return f"the random value {node.format_node()}, which the forward did not keep"
-    if is_backward(node):
-        return ""
     match node.meta.get(HISTORY):
-        case History.WRITTEN:
-            return f"the history that {node.name} had before it was written under no_grad, or detached in place"
-        case FunctionResult(call=call) if call.draws or None in _arguments(call):
+        case FunctionResult(call=call) if (call.draws and not call.given) or None in _arguments(call):
             return f"the history of {node.name}, a result of an autograd function whose call cannot be made again"
+        case History.WRITTEN if not is_backward(node):
+            return f"the history that {node.name} had before it was written under no_grad, or detached in place"
         case _:
             return ""
 
 
 def inputs_read(joint: JointGraph, known: Collection[str]) -> frozenset[int]:
     """Places of the forward's inputs that the gradient program reads."""
-    totals = [total for total in map(_present, joint.totals.values()) if total is not None]
+    totals = [total for total in map(present, joint.totals.values()) if total is not None]
     return _places(joint, _taken(joint, known, totals)[0])
 
 
@@ -347,8 +325,7 @@ def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:
         node = work.pop()
         if node not in found:
             found.add(node)
-            if node not in known:
-                work.extend(_sources(node))
+            work.extend(_sources(node) if node not in known else _behind_call(node))
     return found
 
 
@@ -358,19 +335,36 @@ def _sources(node: fx.Node) -> list[fx.Node]:
         return [a for a in (*node.args[:3], *node.args[5:]) if isinstance(a, fx.Node)]
     history = node.meta.get(HISTORY)
     if isinstance(history, FunctionResult):
-        return [a for a in _arguments(history.call) if isinstance(a, fx.Node)]
+        args = [a for a in _arguments(history.call) if isinstance(a, fx.Node)]
+        return [*node.all_input_nodes, *_behind_call(node)] if history.call.given else args
     return node.all_input_nodes
+
+
+def _behind_call(node: fx.Node) -> list[fx.Node]:
+    """What a call reads that is resumed, where a node is its result, whose value is known or made by operators."""
+    if not is_resumed(node):
+        return []
+    call = node.meta[HISTORY].call
+    return [a for a in (*_arguments(call), *_given(call)) if isinstance(a, fx.Node)]
+
+
+def _given(call: FunctionCall) -> tuple[object, ...]:
+    return tuple(present(v) if isinstance(v, fx.Node) else v for v in call.given)
+
+
+def _last_made(nodes: Sequence[fx.Node], needed: Set[fx.Node]) -> dict[fx.Node, FunctionCall]:
+    """The calls that are resumed, by the nodes behind which all is there that their forwards have made."""
+    order = {node: place for place, node in enumerate(nodes)}
+    calls = dict.fromkeys(node.meta[HISTORY].call for node in nodes if node in needed and is_resumed(node))
+    ends: dict[fx.Node, FunctionCall] = {}
+    for call in calls:
+        ends[max((v for v in _given(call) if isinstance(v, fx.Node)), key=order.__getitem__)] = call
+    return ends
 
 
 def _arguments(call: FunctionCall) -> tuple[object, ...]:
     """A call's arguments in the graph as it is now; None for a tensor that is not in it any more."""
-    return tuple(_present(a) if isinstance(a, fx.Node) else a for a in call.args)
-
-
-def _present(node: fx.Node | None) -> fx.Node | None:
-    while node is not None and node._erased:
-        node = node.meta.get(STAND_IN)
-    return node
+    return tuple(present(a) if isinstance(a, fx.Node) else a for a in call.args)
 
 
 def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dict[Argument, fx.Node]) -> None:
@@ -381,16 +375,14 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
         env[node] = graph.call_function(torch.mul, (kept, 1.0 / (1.0 - p) if p != 1 else 0.0))  # type: ignore[operator]
     elif node in masks:
         return
-    elif isinstance(node.meta.get(HISTORY), FunctionResult):
+    elif isinstance(node.meta.get(HISTORY), FunctionResult) and not is_resumed(node):
         result: FunctionResult = node.meta[HISTORY]
         if result.call not in env:
-            env[result.call] = graph.call_function(
-                result.call,
-                fx.map_arg(_arguments(result.call), env.__getitem__),  # type: ignore[type-var, arg-type]
-            )
+            env[result.call] = _copy_call(graph, result.call, env)
         env[node] = env[result.call]
         for place in result.path:
             env[node] = graph.call_function(operator.getitem, (env[node], place))
+            env[node].meta["val"] = node.meta["val"]
     elif (factors := differentiable.factors(node)) is not None:
         matrix, make = factors
         env[node] = graph.call_function(make, (env[matrix],))
@@ -404,3 +396,31 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dic
             env[node] = graph.call_function(torch.Tensor.detach, (env[node],))
         return
     env[node].meta["stack"] = node.meta.get("stack", ())
+
+
+def _copy_call(graph: fx.Graph, call: FunctionCall, env: Mapping[object, fx.Node]) -> fx.Node:
+    return graph.call_function(call, _copied(graph, _arguments(call), env))
+
+
+def _copied(graph: fx.Graph, values: tuple[object, ...], env: Mapping[object, fx.Node]) -> tuple[Argument, ...]:
+    symbols = {str(n.meta["val"]): n for n in graph.find_nodes(op="placeholder") if _is_number(n.meta.get("val"))}
+    copies = fx.map_arg(values, env.__getitem__)  # type: ignore[type-var, arg-type]
+    return tuple(materialize(graph, v, symbols) if _is_number(v) else v for v in copies)  # type: ignore[call-overload]
+
+
+def _resume(graph: fx.Graph, call: FunctionCall, env: dict[object, fx.Node]) -> None:
+    """Gives what a call has made the call's history."""
+    values = _given(call)
+    made = tuple(graph.call_function(torch.Tensor.detach, (env[v],)) if isinstance(v, fx.Node) else v for v in values)
+    resumed = FunctionCall(call.target.resumed, (), draws=True)  # type: ignore[attr-defined]
+    args: tuple[Any, ...] = (made, *_copied(graph, _arguments(call), env))
+    results = graph.call_function(resumed, args)
+    for value in values:
+        history = value.meta.get(HISTORY) if isinstance(value, fx.Node) else None
+        if isinstance(value, fx.Node) and isinstance(history, FunctionResult) and history.call is call:
+            env[value] = graph.call_function(operator.getitem, (results, *history.path))
+            env[value].meta.update(val=value.meta["val"], stack=value.meta.get("stack", ()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat))

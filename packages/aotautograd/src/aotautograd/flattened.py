@@ -9,14 +9,12 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.partitioners import is_backward, mark_phases
-from aotautograd.passes import eliminate_dead_code, output_values
+from aotautograd.passes import eliminate_dead_code, output_values, present
 from aotautograd.schemas import (
     HISTORY,
     PHASE,
     REGION,
-    STAND_IN,
     UNSEEN,
-    FunctionCall,
     FunctionResult,
     History,
     JointGraph,
@@ -42,6 +40,7 @@ class _Flattening:
     env: Env = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     regions: dict[TracedRegion, JointGraph] = field(default_factory=dict)  # their own, flat
+    copies: list[tuple[fx.Node, Env]] = field(default_factory=list)  # with what names the nodes around them
     calls: dict[RegionCall, Env] = field(default_factory=dict)  # the nodes of a region's joint graph, for each call
 
     def run(self) -> JointGraph:
@@ -52,18 +51,20 @@ class _Flattening:
                 if node in self.env:  # what a region gives
                     continue
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
-                _rebind(self.env[node], self.env)
+                self.copies.append((self.env[node], self.env))
             elif node.meta[REGION] not in self.calls:
                 self.forward(node, node.meta[REGION])
             else:
                 self.backward(node, node.meta[REGION])
+        for copy, env in self.copies:
+            _rebind(copy, env)
         held = {str(n.target): getattr(self.joint.module, str(n.target)) for n in _constants(self.joint.module.graph)}
         module = _LazyGraphModule(held | self.constants, self.graph, "Flat")
         module.meta.update(self.joint.module.meta)
         for joint in self.regions.values():
             if UNSEEN in joint.module.meta:
                 module.meta.setdefault(UNSEEN, joint.module.meta[UNSEEN])
-        totals = {tangent: self.env[_present(total)] for tangent, total in self.joint.totals.items()}
+        totals = {tangent: self.env[present(total)] for tangent, total in self.joint.totals.items()}
         eliminate_dead_code(self.graph)
         return replace(self.joint, module=module, totals=totals)
 
@@ -113,7 +114,7 @@ class _Flattening:
                 self.constants[made.target] = getattr(joint.module, str(node.target))
             made._rename(names.get(node, f"{call.name}_{node.name}"))
             made.meta[PHASE] = call.meta[PHASE]
-            _rebind(made, inner)
+            self.copies.append((made, inner))
             inner[node] = made
 
 
@@ -125,13 +126,7 @@ def _rebind(node: fx.Node, env: Env) -> None:
     """The call of an autograd function that a value's history is names nodes of its own graph."""
     found = node.meta.get(HISTORY)
     if isinstance(found, FunctionResult):
-        args = tuple(env.get(_present(a)) if isinstance(a, fx.Node) else a for a in found.call.args)
-        call = env.setdefault(found.call, FunctionCall(found.call.target, args, found.call.draws))
-        node.meta[HISTORY] = FunctionResult(call, found.path)
-
-
-def _present(node: fx.Node) -> Any:
-    found: fx.Node | None = node
-    while found is not None and found._erased:
-        found = found.meta.get(STAND_IN)
-    return found
+        here = lambda values: tuple(env.get(present(a)) if isinstance(a, fx.Node) else a for a in values)
+        if found.call not in env:
+            env[found.call] = replace(found.call, args=here(found.call.args), given=here(found.call.given))
+        node.meta[HISTORY] = FunctionResult(env[found.call], found.path)

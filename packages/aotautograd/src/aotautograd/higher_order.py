@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotautograd import own_functions
 from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
 from aotautograd.nested_regions import Regions
@@ -29,7 +30,8 @@ from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, call_body, handled_by, with_bodies
+from primtorch.higher_order import Body, HigherOrder, InvokeSubgraph, Values, call_body, handled_by, with_bodies
+from primtorch.own_derivatives import AppliedFunction, FollowsFunctions, FunctionBackward, applies_functions
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -38,7 +40,7 @@ from primtorch.symbolic import expr_of, float_expr_of
 Trace = Callable[[Callable[..., object], Sequence[object]], JointGraph]
 
 
-class TracedCalls:
+class TracedCalls(FollowsFunctions):
     """Takes the calls of a program that `recorder` records; `trace` traces a body. `regions` takes those of regions,
     unless all are traced in place."""
 
@@ -63,6 +65,20 @@ class TracedCalls:
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return operator.differentiated(operands)
         return self.emit(operator, operands)
+
+    def applied(
+        self, function: AppliedFunction, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
+    ) -> Values:
+        return own_functions.applied(self.recorder, function, inputs, places, run, drawn)
+
+    def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
+        return own_functions.pulled_back(self.recorder, self._interpreted, backward, given, run)
+
+    def _interpreted(self, graph: fx.GraphModule, given: Values) -> Values:
+        stack = self.recorder.stack
+        found = tuple(self.run_body(graph, given))
+        self.recorder.user_node(stack)  # the node that it is run within goes on
+        return found
 
     def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
         """Node by node, as the program around it: each operator knows the user's line."""
@@ -96,6 +112,8 @@ class TracedCalls:
         args = (*(recorder.size(symbol) for symbol in symbols), *(recorder.lift(t) for t in tensors))
         fakes = tuple(recorder.fake_mode.from_spec(spec) for spec in specs)
         recorder.call_graphs(traced, args, fakes)
+        if recorder.follows_history and any(map(applies_functions, operator.bodies)):
+            own_functions.called(recorder, operator, operands, fakes, "random" in tags)
         return tuple(map(wrap, fakes))
 
     def _symbols(self, operands: Iterable[object]) -> list[torch.SymInt | torch.SymFloat]:
@@ -142,8 +160,12 @@ class _Body(fx.Interpreter):
         self.recorder = recorder
 
     def run_node(self, node: fx.Node) -> object:
-        self.recorder.user_node(node.meta.get("stack") or (), is_cast(node))
-        return super().run_node(node)
+        recorder = self.recorder
+        recorder.user_node(node.meta.get("stack") or (), is_cast(node))
+        value = super().run_node(node)
+        if recorder.follows_history and node.op.startswith("call_"):
+            recorder.note_history(value, None, ())
+        return value
 
 
 def _results_of(graph: fx.GraphModule) -> list[FakeTensor | TensorSpec]:

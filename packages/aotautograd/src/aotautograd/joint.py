@@ -30,11 +30,21 @@ from aotautograd.history import freed_behind, last_to_keep
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.nested_regions import Regions, RegionsInPlace
 from aotautograd.overlap import Program, Rebased
+from aotautograd.own_functions import with_own_histories
 from aotautograd.partitioners import default_partition, is_backward, is_tensor
 from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
-from aotautograd.schemas import UNSEEN, InputInfo, JointGraph, KeptMemory, Partitioner, ProgramMetadata, Values
+from aotautograd.schemas import (
+    UNSEEN,
+    FunctionCall,
+    InputInfo,
+    JointGraph,
+    KeptMemory,
+    Partitioner,
+    ProgramMetadata,
+    Values,
+)
 from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
@@ -43,6 +53,7 @@ from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import InvokeSubgraph, handled_by
 from primtorch.memory import memory_of
+from primtorch.own_derivatives import FunctionBackward
 from primtorch.printing import made_by
 from primtorch.pullbacks import is_pullback
 from primtorch.symbolic import ShapeEnv, numbers
@@ -180,6 +191,7 @@ def _traced(
                 # An output's backward raises what eager's would, which is for it to say, if it is run at all.
                 raise _TraceAgain(apart=True) from error
         numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
+        gradients = with_own_histories(recorder, gradients, numbers)
         at_leaves = [bound.is_leaf[place] for place in leaves]
         if not manner.accumulate and share_memory(gradients, numbers, at_leaves):
             raise _TraceAgain(accumulate=True)
@@ -381,7 +393,19 @@ def _may_apply_autograd(module: fx.GraphModule, node: fx.Node) -> Callable[..., 
     """What a node calls, if it is a module or a function in Python, which may apply an autograd function."""
     if node.op == "call_module":
         return module.get_submodule(str(node.target))
-    return node.target if isinstance(node.target, FunctionType) else None
+    return node.target if isinstance(node.target, (FunctionType, FunctionCall)) else None
+
+
+def _backward_of(node: fx.Node) -> FunctionBackward | None:
+    """The function's backward that a node of a gradient program calls."""
+    called = node.target.target if isinstance(node.target, FunctionCall) else None
+    return called if isinstance(called, FunctionBackward) else None
+
+
+def _is_noted(node: fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether the nodes that have made a node's value have said what history it has."""
+    is_item = node.target is operator.getitem and isinstance(args[0], (tuple, list))
+    return is_item or _backward_of(node) is not None
 
 
 def _run_node(
@@ -398,6 +422,9 @@ def _run_node(
         found = nested.region(node.target, args)
         body: Any = node.target.bodies[0]
         return _interpret(recorder, body, args, present, nested) if found is None else found
+    backward = _backward_of(node)
+    if backward is not None:
+        return backward.run(lambda *flat: _interpret(recorder, backward.body, flat, present, nested), args)
     if node.op == "call_function":
         result = _call(recorder, node.target, args, kwargs)  # type: ignore[arg-type]  # which it is
         if node.target in _CHOICES:
@@ -434,7 +461,7 @@ def _interpret(
                     values[node] = present.behind(_run_node(recorder, module, node, args, kwargs, present, nested))
                     if node.target == "detach_":
                         recorder.note_detached(values[node])
-                    elif recorder.follows_history:
+                    elif recorder.follows_history and not _is_noted(node, args):
                         recorder.note_history(values[node], function, given)
                 if function is not None and recorder.follows_history:
                     recorder.unseen.applied(values[node], args)

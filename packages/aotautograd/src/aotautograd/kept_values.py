@@ -18,7 +18,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values, read_by
-from aotautograd.schemas import HISTORY, History, JointGraph
+from aotautograd.schemas import HISTORY, FunctionResult, History, JointGraph
 from primtorch.symbolic import expr_of
 
 aten = torch.ops.aten
@@ -30,8 +30,9 @@ ValuesOf = Callable[[Sequence[fx.Node]], fx.GraphModule]
 
 
 def without_history(joint: JointGraph) -> list[fx.Node]:
-    """The forward's tensors that no derivative passes: what is made of draws alone, the mask of each dropout, and what
-    the program has outside of autograd's history."""
+    """The forward's tensors that no derivative passes: what is made of draws alone, the mask of each dropout, what the
+    program has outside of autograd's history, and what an autograd function makes of draws: its call has the history.
+    """
     nodes = [n for n in joint.module.graph.nodes if not is_backward(n)]
     drawn, values = _depends_on_draws(nodes), _depends_on_values(nodes)
     return [
@@ -39,8 +40,19 @@ def without_history(joint: JointGraph) -> list[fx.Node]:
         for n in nodes
         if n.op == "call_function"
         and isinstance(n.meta.get("val"), torch.Tensor)
-        and ((n in drawn and n not in values) or n.meta.get(HISTORY) is History.NONE or is_dropout_mask(n))
+        and (
+            (n in drawn and n not in values)
+            or n.meta.get(HISTORY) is History.NONE
+            or is_dropout_mask(n)
+            or is_resumed(n)
+        )
     ]
+
+
+def is_resumed(node: fx.Node) -> bool:
+    """Whether a node is what a call gives that is resumed behind its forward."""
+    history = node.meta.get(HISTORY)
+    return isinstance(history, FunctionResult) and bool(history.call.given)
 
 
 def is_dropout_mask(node: fx.Node) -> bool:

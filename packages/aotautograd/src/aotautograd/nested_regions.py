@@ -18,7 +18,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd.errors import AotAutogradError
 from aotautograd.events import tell_in_place
 from aotautograd.inputs import Computed
-from aotautograd.kept_values import without_history
+from aotautograd.kept_values import is_resumed, without_history
 from aotautograd.passes import (
     eliminate_dead_code,
     is_effect,
@@ -335,7 +335,7 @@ def _halves(joint: JointGraph, parts: Partition) -> TracedRegion:
     numbers, saved = returned[len(returned) - parts.num_saved_symbols :], parts.saved_values
     inputs = parts.forward.graph.find_nodes(op="placeholder")
     results: list[Any] = returned[:count]
-    names = [str(node.name) for node in without_history(joint)]
+    names = [str(node.name) for node in without_history(joint) if not is_resumed(node)]
     apart, kept = [], []
     for name, node in zip(parts.saved_names, saved, strict=True):
         if node in inputs:

@@ -12,7 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
-from aotautograd.schemas import HISTORY, PHASE, STAND_IN, JointGraph
+from aotautograd.schemas import HISTORY, PHASE, STAND_IN, FunctionResult, JointGraph
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.layout import written_alike
@@ -86,13 +86,25 @@ def is_effect(node: fx.Node) -> bool:
 
 
 def eliminate_dead_code(graph: fx.Graph) -> int:
-    """Removes nodes whose values nobody uses; returns how many."""
+    """Removes nodes whose values nobody uses; returns how many. What a result's history is that of a call of stays:
+    derivatives of the backward make the call again."""
     removed = 0
+    given: set[fx.Node | None] = set()
     for node in reversed(graph.nodes):
-        if not node.users and not has_effect(node):
+        if not node.users and node not in given and not has_effect(node):
             graph.erase_node(node)
             removed += 1
+        elif isinstance(history := node.meta.get(HISTORY), FunctionResult):
+            read = (*history.call.args, *history.call.given)
+            given.update(present(a) for a in read if isinstance(a, fx.Node))
     return removed
+
+
+def present(node: fx.Node | None) -> fx.Node | None:
+    """A node, or what stands for it in the graph as it is now; None where nothing does."""
+    while node is not None and node._erased:
+        node = node.meta.get(STAND_IN)
+    return node
 
 
 def keep_refusals(graph: fx.Graph) -> None:

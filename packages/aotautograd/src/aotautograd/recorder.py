@@ -123,6 +123,7 @@ class Recorder(DispatchMode):
         self.of_user_node: set[fx.Node] = set()  # what its operators have made so far
         self.placeholder_names: set[str] = set()
         self.draws = Draws()
+        self.drawn = 0  # how many operators have drawn random numbers, or have been given those of the forward
         self.derived = ""  # the node of autograd that ran last, if it did within this user node or the backward
         self.derivatives: dict[str, OpOverload] = {}  # operators of somebody's own by their nodes of autograd
         self.untraced: frozenset[OpOverload] = frozenset()  # operators whose derivatives cannot be traced
@@ -185,6 +186,8 @@ class Recorder(DispatchMode):
                 node.meta[HISTORY] = History.NONE
             elif not torch.is_grad_enabled():
                 node.meta[HISTORY] = History.WRITTEN
+            elif isinstance(node.meta.get(HISTORY), FunctionResult):  # a function within has said so
+                continue
             elif function is not None and isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction):
                 call = call or FunctionCall(function, args, any(map(is_random, self.of_user_node)))
                 node.meta[HISTORY] = FunctionResult(call, path)
@@ -265,6 +268,7 @@ class Recorder(DispatchMode):
             if out is not NotImplemented:
                 return out
         random = draws_numbers(called.probability, args, kwargs)
+        self.drawn += random
         if random and deriving:
             drawn = self.draws.repeated(func)
             if drawn is not None:
@@ -347,8 +351,8 @@ class Recorder(DispatchMode):
         meta = node.meta
         if self.follows_history:
             self.of_user_node.add(node)
-            if node.target is aten.detach.default and not self.deriving():
-                meta[HISTORY] = History.NONE  # functionalization takes it anew where what it is of was written
+            if node.target is aten.detach.default:
+                self._note_detach(node)
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase
@@ -356,6 +360,14 @@ class Recorder(DispatchMode):
             meta["autocast"] = True
         if torch.is_grad_enabled() and self.deriving():  # of a checkpoint: derivatives run without, but for higher ones
             meta["recomputed"] = True
+
+    def _note_detach(self, node: fx.Node) -> None:
+        """Functionalization takes a detached value anew where what it is of was written. A checkpoint hands on what it
+        has made again by one, and autograd gives that the history that it had."""
+        if not self.deriving():
+            node.meta[HISTORY] = History.NONE
+        elif isinstance(source := node.args[0], fx.Node) and HISTORY in source.meta:
+            node.meta[HISTORY] = source.meta[HISTORY]
 
     def _cast_by_autocast(self) -> bool:
         """Whether a conversion of dtype is one that autocast put into the program, or the derivative of one."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from primtorch import graph_text
+from primtorch.own_derivatives import FunctionBackward
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
@@ -288,21 +289,22 @@ class History(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
     """A call of a user's module that applies an autograd function: its results' history is that function's backward.
+    Or of such a backward (`FunctionBackward`): their history is that of its operators as eager runs them.
 
     Attributes:
-        target: where its `no_second_derivative` says why, the operators of the backward are not what a derivative of it
-            is computed of.
         args: what it was given, with the nodes of tensors.
-        draws: whether its forward takes random numbers.
+        draws: whether its forward takes random numbers: it is not to be run again.
+        given: what that forward made, for a call that is resumed behind it (`own_derivatives.AppliedFunction`).
     """
 
     target: Callable[..., object]
     args: tuple[object, ...]
     draws: bool
+    given: tuple[object, ...] = ()
 
     @property
     def __name__(self) -> str:
-        return "autograd_function"
+        return "function_backward" if isinstance(self.target, FunctionBackward) else "autograd_function"
 
     def __call__(self, *args: object) -> object:
         return self.target(*args)
@@ -310,7 +312,8 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """One of the tensors that a call gives; `path` leads to it through tuples and lists."""
+    """One of the tensors that a call gives; `path` leads to it through tuples and lists. It is empty for an operator
+    with an effect, which the call has among others."""
 
     call: FunctionCall
     path: tuple[int, ...]

@@ -4,19 +4,24 @@
 that it runs in (`TakesFunctions.custom_function`), which makes a node of it where a derivative may be asked for; a
 graph that runs calls it as one step of autograd's. What autograd would keep for the backward are operands and results
 of the call.
+
+A trace that runs such a function has its operators, and is told of the calls (`FollowsFunctions`): what a derivative of
+them is taken of, the operators do not say. That of a backward is taken of a `FunctionBackward`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
+from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from primtorch.arguments import TensorLike
-from primtorch.higher_order import Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
+from primtorch.higher_order import Body, Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
+from primtorch.once import cached_property
 from primtorch.spec import TensorSpec, spec_of
 
 
@@ -60,6 +65,77 @@ class TakesFunctions(Handler):
     def with_history(self, value: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
         """The values of the one, with the history of the other."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionBackward:
+    """A captured backward as autograd runs it where a derivative of it may be asked for: in grad mode.
+
+    Attributes:
+        body: of what is saved, then a gradient for each result; gives one, or None, for each input that has gradients.
+        kept: how many of what it is given are saved; the gradients follow.
+        once: its results have no derivative, which raises.
+    """
+
+    body: fx.GraphModule
+    kept: int
+    once: bool
+
+    @property
+    def __name__(self) -> str:
+        return "function_backward"
+
+    @cached_property
+    def unread(self) -> frozenset[int]:
+        """Places of what the body does not read."""
+        return frozenset(i for i, n in enumerate(self.body.graph.find_nodes(op="placeholder")) if not n.users)
+
+    def __call__(self, *given: Any) -> Values:
+        return self.run(self.body, given)
+
+    def run(self, body: Body, given: Values) -> Values:
+        """What `body`, or one that does the same, gives: with the histories that eager's results have."""
+        saved, gradients = given[: self.kept], given[self.kept :]
+        return run_once(body, saved, gradients) if self.once else tuple(body(*saved, *gradients))
+
+
+@runtime_checkable
+class AppliedFunction(Protocol):
+    """An autograd function that a graph calls."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+    def resumed(self, values: Values, *inputs: Any) -> Any:
+        """The call whose forward has made `values`: random ones are not drawn again."""
+
+
+class FollowsFunctions(Handler):
+    """Somebody who traces a program by its operators, and is told which of them are an autograd function's."""
+
+    def applied(
+        self, function: AppliedFunction, inputs: Values, places: Sequence[int], run: Callable[[], Values], drawn: bool
+    ) -> Values:
+        """What `run` makes within a call of `function`: at `places` results that have a history, if the call has one;
+        all else has none. `drawn`: it is made of what has been drawn before."""
+        raise NotImplementedError
+
+    def pulled_back(self, backward: FunctionBackward, given: Values, run: Callable[[], Values]) -> Values:
+        """What a function's backward gives, which `run` makes where no derivative of it is taken."""
+        raise NotImplementedError
+
+
+def applies_functions(body: object) -> bool:
+    """Whether a body of an operator over graphs, or what a derivative has made of it, calls such functions."""
+    if isinstance(body, nn.Module):
+        return any(isinstance(module, AppliedFunction) for module in body.modules())
+    parts = fields(body) if is_dataclass(body) else ()
+    return any(applies_functions(getattr(body, part.name)) for part in parts)
+
+
+def follower() -> FollowsFunctions | None:
+    """Who traces the program that runs, and is to be told of functions."""
+    handler = current_handler()
+    return handler if isinstance(handler, FollowsFunctions) else None
 
 
 def tracer() -> TakesFunctions | None:
@@ -150,11 +226,13 @@ class _Backward(InvokeSubgraph):
                 results = tuple(body(*operands))
             sources = [t for t in operands[self.sizes :] if t.requires_grad] if torch.is_grad_enabled() else []
             return tuple(_Refused.apply(self.turning, t, *sources) for t in results) if sources else results  # type: ignore[no-untyped-call]
-        if not self.once:
-            return tuple(body(*operands))
-        # Whether the results are differentiated, and so raise, the gradients say.
-        found = _run_once(None, lambda *gradients: tuple(body(*operands[:first], *gradients)), *operands[first:])
-        return (found,) if isinstance(found, torch.Tensor) else found  # torch takes a single one out of its tuple
+        return run_once(body, operands[:first], operands[first:]) if self.once else tuple(body(*operands))
+
+
+def run_once(body: Body, saved: Values, gradients: Values) -> Values:
+    """A backward whose results raise where they are differentiated: whether they are, the gradients say."""
+    found = _run_once(None, lambda *given: tuple(body(*saved, *given)), *gradients)
+    return found if isinstance(found, tuple) else (found,)  # torch takes a single one out of its tuple
 
 
 _WHY = (

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
-from primtorch.higher_order import call_body
-from primtorch.own_derivatives import CustomFunction, tracer
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_rules import Rule, Rules, own_rules
+from torchdynamo.calls.autograd_rules import Rules, own_rules
+from torchdynamo.calls.captured_functions import BackwardGraph, CapturedFunction, Carried, refuse_derivative
 from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.jagged import is_jagged
 from torchdynamo.graph.regions import Region
 from torchdynamo.interpreter.protocol import Args, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+
+DERIVATIVES = 3  # how many backwards are captured, of functions that are each called in the backward of another
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
 _NO_SETUP = torch.autograd.function._SingleLevelFunction.setup_context
@@ -65,279 +65,6 @@ class FunctionContext:
     def set_materialize_grads(self, value: bool) -> None:
         """Whether gradients that are missing are zeros."""
         self.materialize_grads = value
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """How the graphs of a captured function fit together.
-
-    Attributes:
-        name: of the user's class.
-        direct: number of inputs that are tensor arguments of `apply`; the others are read by the bodies.
-        forward_inputs: for each input of the forward graph, which input of the call it is.
-        outputs: number of tensors among the function's results; they come first among the forward graph's.
-        saved: for each input of the backward graph before the gradients: (whether it is a result of the forward
-            graph, its index there or among the inputs of the call, whether later writes to it are an error).
-        escaping: number of the forward graph's results before those that later code reads of its inside.
-        non_differentiable: indices of outputs without gradient.
-        materialize: absent gradients are zeros to the backward.
-        once: the backward has no derivative.
-        transformable: transforms of torch.func take the function: what its context keeps, it is told apart from the
-            forward. `batched`: `vmap` does, by a rule made of forward and backward.
-        own_vmap, own_jvp: it has such a rule of its own.
-    """
-
-    name: str
-    direct: int
-    forward_inputs: tuple[int, ...]
-    outputs: int
-    saved: tuple[tuple[bool, int, bool], ...]
-    escaping: int
-    non_differentiable: tuple[int, ...]
-    materialize: bool
-    once: bool
-    transformable: bool
-    batched: bool
-    own_vmap: bool = False
-    own_jvp: bool = False
-
-
-class CapturedFunction(nn.Module):
-    """An autograd function made from captured graphs; a call gives its tensor results and what escapes from inside.
-
-    Attributes:
-        rules: the function's own rules by what they were asked for; `record` makes them as long as capture goes on.
-        turns: the backward turns grad mode off or on, as it was where it was captured.
-        no_second_derivative: why the operators of the backward do not say what its derivative is; else empty.
-    """
-
-    def __init__(
-        self,
-        forward_graph: fx.GraphModule,
-        backward_graph: fx.GraphModule,
-        carried: Carried,
-        record: weakref.ref[Rules] | None = None,
-    ) -> None:
-        super().__init__()
-        self.rules: dict[Hashable, Rule] = {}
-        self.record = record
-        self.forward_graph = forward_graph
-        self.backward_graph = backward_graph
-        self.carried = carried
-        self.turns = any(node.target is torch._C._set_grad_enabled for node in backward_graph.graph.nodes)
-        self.no_second_derivative = _no_second_derivative(self)
-        base = _CarrierOnce if carried.once else _CarrierOfTurns if self.turns else _Carrier
-        self.function: Any = type(carried.name, (base,), {})
-        above = (_Transformable, base) if carried.transformable else (base,)
-        own: dict[str, Any] = {"vmap": staticmethod(_vmap)} if carried.own_vmap else {}
-        if carried.own_jvp:
-            own["jvp"] = staticmethod(_jvp)
-        self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched, **own})
-
-    def forward(self, *inputs: object) -> object:
-        """The function's results, and what escapes from inside."""
-        direct, escaping = self.carried.direct, self.carried.escaping
-        traced = tracer()
-        found = traced.custom_function(self._custom(), inputs) if traced is not None else None
-        if found is not None:
-            return found
-        if not torch._C._are_functorch_transforms_active():
-            return self.function.apply(self, inputs[direct:], *inputs[:direct])
-        values = self.transformed.apply(self, inputs[direct:], *inputs[:direct])
-        return (*values[: self.carried.outputs], *values[escaping:]) if self.carried.transformable else values
-
-    def _custom(self) -> CustomFunction:
-        """The function for who traces the graph that calls it."""
-        carried, forward, backward = self.carried, self.forward_graph, self.backward_graph
-        return CustomFunction(
-            name=carried.name,
-            forward=lambda *inputs: call_body(forward, tuple(inputs[index] for index in carried.forward_inputs)),
-            backward=lambda *given: call_body(backward, given),
-            direct=carried.direct,
-            outputs=carried.outputs,
-            saved=tuple((own, index) for own, index, _ in carried.saved),
-            non_differentiable=carried.non_differentiable,
-            materialize=carried.materialize,
-            once=carried.once,
-            turns=self.turns,
-        )
-
-    def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:
-        """The rule for what is asked, recorded where it is the first time.
-
-        Raises:
-            BreakGraph: the rule cannot be a graph.
-        """
-        if asked not in self.rules:
-            record = self.record() if self.record is not None else None
-            if record is None:
-                raise BreakGraph("autograd_function", f"a rule of {self.carried.name} that capture has not seen")
-            self.rules[asked] = make(record)
-        return self.rules[asked]
-
-
-class _Context(BackwardCFunction):
-    """What a call keeps for its derivative: beside the saved tensors what is unchecked, or under transforms `kept`."""
-
-    module: CapturedFunction
-    unchecked: list[object]  # what the program may write to in between
-    kept: list[object]  # None in the place of each saved tensor
-
-
-class _Carrier(torch.autograd.Function):
-    """What runs at each call. Only the arguments of the user's `apply` are inputs that autograd knows of."""
-
-    @staticmethod
-    def forward(
-        ctx: _Context, module: CapturedFunction, others: tuple[object, ...], *direct: object
-    ) -> tuple[object, ...]:
-        carried = module.carried
-        inputs = (*direct, *others)
-        values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
-        saved: list[Any] = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
-        ctx.save_for_backward(*(v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if checked))
-        ctx.unchecked = [v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if not checked]
-        ctx.set_materialize_grads(carried.materialize)
-        ctx.module = module
-        results = (*values[: carried.outputs], *values[carried.escaping :])
-        apart = [results[index] for index in carried.non_differentiable] + list(results[carried.outputs :])
-        ctx.mark_non_differentiable(*(value for value in apart if isinstance(value, torch.Tensor)))
-        return results
-
-    @staticmethod
-    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
-        carried = ctx.module.carried
-        given = gradients[: carried.outputs]
-        if any(gradient is None for gradient in given):
-            return (None,) * (2 + carried.direct)
-        kept = _kept_apart(ctx) if hasattr(ctx, "kept") else _kept(ctx, carried)
-        return (None, None, *ctx.module.backward_graph(*kept, *given))
-
-
-def _kept(ctx: _Context, carried: Carried) -> list[object]:
-    reads = any(known for _, _, known in carried.saved)  # else a second backward is no error
-    checked, unchecked = iter(ctx.saved_tensors if reads else ()), iter(ctx.unchecked)
-    return [next(checked if known else unchecked) for _, _, known in carried.saved]
-
-
-def _kept_apart(ctx: _Context) -> list[object]:
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if value is None else value for value in ctx.kept]
-
-
-class _Transformable(_Carrier):
-    """What runs under transforms, which wrap what the forward gives before the context keeps it: all of the graph's
-    results are the function's."""
-
-    @staticmethod
-    def forward(module: CapturedFunction, others: tuple[object, ...], *direct: object) -> tuple[object, ...]:  # type: ignore[override]
-        inputs = (*direct, *others)
-        return tuple(module.forward_graph(*(inputs[index] for index in module.carried.forward_inputs)))
-
-    @staticmethod
-    def setup_context(
-        ctx: _Context,
-        inputs: tuple[CapturedFunction, tuple[object, ...], *tuple[object, ...]],
-        output: tuple[object, ...],
-    ) -> None:
-        module, others, *direct = inputs
-        carried = module.carried
-        given = (*direct, *others)
-        saved = [(output[index] if own else given[index]) for own, index, _ in carried.saved]
-        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
-        ctx.kept = [None if isinstance(value, torch.Tensor) else value for value in saved]
-        if carried.own_jvp:
-            ctx.save_for_forward(*direct, *output[: carried.outputs])  # type: ignore[no-untyped-call, arg-type]
-        ctx.set_materialize_grads(carried.materialize)
-        ctx.module = module
-        apart = [output[index] for index in carried.non_differentiable] + list(output[carried.outputs :])
-        ctx.mark_non_differentiable(*(value for value in apart if isinstance(value, torch.Tensor)))
-
-
-def _vmap(
-    info: Any, in_dims: tuple[Any, ...], module: CapturedFunction, others: tuple[object, ...], *direct: torch.Tensor
-) -> tuple[tuple[torch.Tensor, ...], tuple[int | None, ...]]:
-    """The function's own `vmap`: of its results alone, which is all that its context can keep."""
-    carried, dims = module.carried, in_dims[2:]
-    if others or carried.escaping > carried.outputs:
-        raise BreakGraph("autograd_function", f"the vmap of {carried.name}, which keeps or reads more than it is given")
-    asked = ("vmap", *dims, *(tensor.dim() for tensor in direct))
-    rule = module.rule(asked, lambda rules: rules.vmap(info, dims, direct))
-    return tuple(rule.graph(*direct)), rule.dims
-
-
-def _jvp(ctx: _Context, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The function's own `jvp`."""
-    carried, saved, given = ctx.module.carried, ctx.saved_tensors, tangents[2:]
-    direct, results = saved[: carried.direct], saved[carried.direct :]
-    asked = ("jvp", *(tangent is None for tangent in given), *(tensor.dim() for tensor in saved))
-    rule = ctx.module.rule(asked, lambda rules: rules.jvp(direct, results, given))
-    found = dict(zip(rule.given, rule.graph(*saved, *(t for t in given if t is not None)), strict=True))
-    return tuple(found.get(place) for place in range(carried.escaping))
-
-
-class _CarrierOnce(_Carrier):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
-        return _Carrier.backward(ctx, *gradients)
-
-
-class _CarrierOfTurns(_Carrier):
-    @staticmethod
-    def backward(ctx: _Context, *gradients: object) -> tuple[object, ...]:
-        recorded = torch.is_grad_enabled()
-        with torch.no_grad():
-            found = _Carrier.backward(ctx, *gradients)
-        kept = _kept_apart(ctx) if hasattr(ctx, "kept") else _kept(ctx, ctx.module.carried)
-        sources = [t for t in (*gradients, *kept) if isinstance(t, torch.Tensor) and t.requires_grad]
-        if not recorded or not sources:
-            return found
-        why = f"{ctx.module.carried.name}: {ctx.module.no_second_derivative}; {_REMEDY}"
-        return tuple(_Refused.apply(why, t, *sources) if isinstance(t, torch.Tensor) else t for t in found)  # type: ignore[no-untyped-call]
-
-
-class _Refusal(BackwardCFunction):
-    why: str
-
-
-class _Refused(torch.autograd.Function):
-    """A tensor that depends on others by a derivative that nobody has."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(why: str, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: _Refusal, inputs: tuple[str, *tuple[torch.Tensor, ...]], output: torch.Tensor) -> None:
-        ctx.why = inputs[0]
-
-    @staticmethod
-    def backward(ctx: _Refusal, gradient: torch.Tensor) -> tuple[object, ...]:
-        raise RuntimeError(ctx.why)
-
-
-_DETACHING = frozenset({"detach", "detach_", "alias"})
-_REMEDY = "a compiled program has no derivative of it. Keep the function out of it with torchcompile.disable"
-
-
-def _no_second_derivative(module: CapturedFunction) -> str:
-    """Why a trace of the backward, which has its operators, would be differentiated otherwise than eager does."""
-    carried, backward = module.carried, module.backward_graph
-    if carried.once:
-        return "its backward may be differentiated once"
-    if module.turns:
-        return "its backward turns grad mode off or on"
-    if any(own and index >= carried.outputs for own, index, _ in carried.saved):
-        return "its backward reads what the forward computed inside, which has no history"
-    for node in backward.graph.nodes:
-        if node.op == "call_module" and isinstance(backward.get_submodule(str(node.target)), CapturedFunction):
-            return "its backward calls another function with a derivative of its own"
-        if getattr(node.target, "__name__", str(node.target)) in _DETACHING:
-            return "its backward detaches a value"
-    return ""
 
 
 class _Derivative(FunctionCtx):
@@ -393,7 +120,8 @@ class AutogradFunctions:
         self.world = world
         self.interpreter = interpreter
         self.recorder = outside.recorder
-        self._backwards = 0  # how many backwards the program is within
+        self.backwards = 0  # how many backwards the program is within
+        self.asked = 0  # how often it has asked for grad mode
         self.rules: list[Rules] = []  # of calls under transforms, which ask for them as long as capture goes on
 
     def apply(self, kind: type[torch.autograd.Function], args: Args, kwargs: Kwargs) -> object:
@@ -419,7 +147,7 @@ class AutogradFunctions:
             raise wrapped from error
 
     def _apply(self, kind: type[torch.autograd.Function], args: tuple[object, ...]) -> object:
-        within = self._backwards == 1  # its derivative is the second one, which the program may ask for
+        within = self.backwards > 0  # its derivative is a further one, which the program may ask for
         transformed = self.recorder.regions.transforms > 0  # by which, no tensor tells
         needs = tuple(
             isinstance(a, torch.Tensor) and (a.requires_grad or ((within or transformed) and a.is_floating_point()))
@@ -452,14 +180,14 @@ class AutogradFunctions:
                 torch._C._set_grad_enabled(True)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """A block of a backward, which runs without history of its own."""
-        self._backwards += 1
+    def backward(self, recorded: bool) -> Iterator[None]:
+        """A block of a backward, which runs without history of its own, or in grad mode."""
+        self.backwards += 1
         try:
-            with grad_mode(False):
+            with grad_mode(recorded):
                 yield
         finally:
-            self._backwards -= 1
+            self.backwards -= 1
 
 
 def _forward(world: World, kind: type[torch.autograd.Function], context: FunctionContext, args: Args) -> object:
@@ -517,13 +245,15 @@ class _Capture:
         saved = {self._node(tensor) for tensor in self.context.to_save if isinstance(tensor, torch.Tensor)}
         saved |= {self._node(output) for output in outputs}
         results = [self._node(output) for output in outputs]
-        backward = self._backward(outputs)
+        backward, recorded = self._backwards(outputs)
+        read = list(dict.fromkeys([*backward.inputs, *(recorded or backward).inputs]))
         forward_nodes = regions.since(self.mark)
         made = set(forward_nodes)
-        forward = regions.outline(forward_nodes, [*direct, *(n for n in backward.inputs if n not in made)])
+        forward = regions.outline(forward_nodes, [*direct, *(n for n in read if n not in made)])
         inputs = [*direct, *(node for node in forward.inputs if node not in direct)]
-        kept = [node for node in backward.inputs if node in made and node not in results]
-        make = self._maker(forward, backward, inputs, saved, outputs, [*results, *kept])
+        kept = [node for node in read if node in made and node not in results]
+        carried = self._carried(forward, read, inputs, saved, outputs, [*results, *kept])
+        make = self._maker(carried, read, backward, recorded)
         call = regions.call(forward, inputs, self.kind.__name__, make)
         self.recorder.annotate(call, ())
         given = self._with_history(outputs, backward)
@@ -540,7 +270,15 @@ class _Capture:
 
     # -- backward ---------------------------------------------------------------------------
 
-    def _backward(self, outputs: Sequence[torch.Tensor]) -> Region:
+    def _backwards(self, outputs: Sequence[torch.Tensor]) -> tuple[Region, Region | None]:
+        """The backward as it runs for a first derivative, and in grad mode where that makes a difference."""
+        asked = self.owner.asked
+        plain = self._backward(outputs, recorded=False)
+        turns = any(node.target is torch._C._set_grad_enabled for node in plain.graph.nodes)
+        again = (turns or self.owner.asked != asked) and not self._is_once()
+        return plain, self._backward(outputs, recorded=True) if again else None
+
+    def _backward(self, outputs: Sequence[torch.Tensor], recorded: bool) -> Region:
         regions, recorder, kind = self.recorder.regions, self.recorder, self.kind
         function = self.world.getattr(kind, "backward")
         if kind.backward is _NO_BACKWARD:
@@ -550,10 +288,13 @@ class _Capture:
         before, said = effects_so_far(self.outside), self.outside.emitted
         written = len(recorder.written)
         mark = regions.mark()
-        gradients = [self._gradient(output, number) for number, output in enumerate(outputs)]
+        specs = map(TensorSpec.of, outputs)
+        gradients = [recorder.stand_in(f"gradient_{n}", spec, recorded) for n, spec in enumerate(specs)]
+        recorder.of_unknown_history.update(map(id, gradients))
         try:
-            with self.owner.backward(), recorder.conditions.refused(), regions.body():
-                value = self.world.call(function, (self.context, *gradients), {})
+            with self.owner.backward(recorded), recorder.conditions.refused(), regions.body():
+                beyond = self.owner.backwards > DERIVATIVES
+                value = self._beyond() if beyond else self.world.call(function, (self.context, *gradients), {})
         except Exception as error:
             raise BreakGraph("autograd_function", f"its backward raises {type(error).__name__}: {error}") from error
         if effects_so_far(self.outside, before) != before or self.outside.emitted != said:
@@ -568,8 +309,11 @@ class _Capture:
         region.outputs = [None if node is None else region.copies[node] for node in results]
         return region
 
-    def _gradient(self, output: torch.Tensor, number: int) -> torch.Tensor:
-        return self.recorder.stand_in(f"gradient_{number}", TensorSpec.of(output))
+    def _beyond(self) -> tuple[None, ...]:
+        """In the place of a backward within as many others as are captured: a node that refuses to run."""
+        node = self.recorder.write_node(refuse_derivative, (self.kind.__qualname__, DERIVATIVES))
+        node.meta["effect"] = True
+        return (None,) * len(self.args)
 
     def _by_tensor_argument(self, value: Any) -> list[object]:
         """The gradients that a backward gave, those of tensor arguments."""
@@ -604,26 +348,24 @@ class _Capture:
             given = _Result.apply(tuple(outputs), apart, backward, self._is_once(), *self.direct)  # type: ignore[no-untyped-call]
         return tuple(given)
 
-    def _maker(
+    def _carried(
         self,
         forward: Region,
-        backward: Region,
+        read: Sequence[fx.Node],
         inputs: Sequence[fx.Node],
         saved: set[fx.Node],
         outputs: Sequence[torch.Tensor],
         results: Sequence[fx.Node],
-    ) -> Callable[[fx.GraphModule, Region], nn.Module]:
-        regions = self.recorder.regions
+    ) -> Carried:
         places = {node: index for index, node in reversed(list(enumerate(inputs)))}
         of_forward = {node: index for index, node in reversed(list(enumerate(results)))}
         rows = tuple(
             (False, places[node], node in saved) if node in places else (True, of_forward[node], node in saved)
-            for node in backward.inputs
+            for node in read
         )
         apart = {id(t) for t in self.context.non_differentiable}
         own_vmap, own_jvp = own_rules(self.kind)
-        rules = self._rules(len(outputs)) if regions.transforms and (own_vmap or own_jvp) else None
-        carried = Carried(
+        return Carried(
             name=self.kind.__name__,
             direct=len(self.direct),
             forward_inputs=tuple(places[node] for node in forward.inputs),
@@ -639,8 +381,20 @@ class _Capture:
             own_jvp=own_jvp,
         )
 
+    def _maker(
+        self, carried: Carried, read: Sequence[fx.Node], backward: Region, recorded: Region | None
+    ) -> Callable[[fx.GraphModule, Region], nn.Module]:
+        regions = self.recorder.regions
+        place_of = {node: place for place, node in enumerate(read)}
+        has_rules = regions.transforms and (carried.own_vmap or carried.own_jvp)
+        rules = self._rules(carried.outputs) if has_rules else None
+
+        def finished(region: Region) -> BackwardGraph:
+            return BackwardGraph(regions.finished(region), tuple(place_of[node] for node in region.inputs))
+
         def make(graph: fx.GraphModule, region: Region) -> nn.Module:
-            return CapturedFunction(graph, regions.finished(backward), carried, rules)
+            again = None if recorded is None else finished(recorded)
+            return CapturedFunction(graph, finished(backward), again, carried, rules)
 
         return make
 

@@ -634,6 +634,10 @@ class Calls:
     def _ambient_read(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return MISSING if kwargs else self.outside.ambient(fn, args)
 
+    def _asks_for_grad_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        self.autograd_functions.asked += 1
+        return MISSING
+
     def _isinstance(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A symbol is what its value would be; the interpreter's own rule answers for all else."""
         if kwargs or len(args) != 2:
@@ -755,6 +759,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (nn.Module._call_impl, Calls._module),
     (torch.autocast, Calls._native),
     (torch._C._set_grad_enabled, Calls._native),
+    (torch.is_grad_enabled, Calls._asks_for_grad_mode),
     *((state.write, Calls._choose_attention) for state in ambient.ATTENTION),
     (torch.tensor, Calls._tensor),
     (torch.Tensor.numpy, Calls._array_of_tensor),

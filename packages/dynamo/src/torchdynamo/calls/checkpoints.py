@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as eager
 
 from primtorch.fake import FakeTensor
+from primtorch.higher_order import call_body
 from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import World
@@ -64,7 +65,7 @@ class CheckpointedGraph(nn.Module):
             values = list(inputs)
             for place, value in zip(self.given, again, strict=True):
                 values[place] = value
-            return self.body(*values)
+            return call_body(self.body, tuple(values))
 
         return eager.checkpoint(
             run,

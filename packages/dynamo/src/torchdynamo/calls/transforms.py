@@ -25,7 +25,8 @@ from primtorch.errors import NoDerivative
 from primtorch.fake import METADATA, FakeMode, wants_sizes
 from primtorch.higher_order import HigherOrder, Transformable, handled_by
 from primtorch.spec import TensorSpec
-from torchdynamo.calls.autograd_functions import CapturedFunction, grad_mode
+from torchdynamo.calls.autograd_functions import grad_mode
+from torchdynamo.calls.captured_functions import CapturedFunction
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, World
 from torchdynamo.outside.outside import Outside

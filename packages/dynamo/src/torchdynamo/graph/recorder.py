@@ -140,6 +140,7 @@ class Recorder:
         self.refused: Collection[tuple[UserFrame, ...]] = ()  # where calls break the graph: no back end takes them
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
+        self.of_unknown_history: set[int] = set()  # stand-ins of which each run tells whether they require a gradient
         self.leaves: list[torch.Tensor] = []  # fakes at which a history begins, and which the program made
         self.works: dict[int, tuple[object, int]] = {}  # what stands for collectives that were begun, by identity
         self.refused_leaf = -1  # which of them the graph ends before

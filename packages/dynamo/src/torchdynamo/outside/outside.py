@@ -619,6 +619,8 @@ class Outside:
             return kind if name == "__class__" else getattr(kind, name)
         if name == "_base" and (known is not None or self.externals.lookup(tensor._base) is not None):
             raise BreakGraph("unsupported_read", "_base of an input, or of its view")
+        if name == "requires_grad" and id(tensor) in self.recorder.of_unknown_history:
+            raise BreakGraph("autograd_function", "its backward asks whether a gradient requires one")
         if name == "__dict__":
             if known is None:
                 raise BreakGraph("unsupported_read", "__dict__ of a tensor that the program made")
