@@ -44,11 +44,21 @@ def channels_last_convolutions(gm: fx.GraphModule, traits_of: Callable[[torch.de
 
 
 def _wants(node: fx.Node, traits_of: Callable[[torch.device], DeviceTraits]) -> bool:
-    """Whether a node is a convolution of images of 16-bit numbers, on a device that wants these channels-last."""
+    """Whether a node is a convolution of images that its device wants channels-last: units for matrices read them so,
+    which take 16-bit numbers, and float32 ones where these may be rounded to TF32."""
     if not isinstance(node.target, Prim) or node.target.name not in CONVOLUTIONS:
         return False
     image = _spec(node.args[0])
-    return len(image.shape) == 4 and image.dtype.itemsize == 2 and traits_of(image.device).channels_last
+    if len(image.shape) != 4 or not traits_of(image.device).channels_last:
+        return False
+    return image.dtype.itemsize == 2 or (image.dtype == torch.float32 and _rounds_to_tf32())
+
+
+def _rounds_to_tf32() -> bool:
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # the program says it by newer settings of each operator, and not the same of all
+        return False
 
 
 def _images(convolutions: Iterable[fx.Node]) -> Iterable[TensorSpec]:

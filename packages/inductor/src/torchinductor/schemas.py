@@ -132,7 +132,7 @@ class DeviceTraits:
     # Multiplications of a product of matrices up to which it is a kernel of ours: its launch costs the host less than a
     # call of a library.
     tiny_product: int = 0
-    # Whether convolutions of 16-bit images want these channels-last.
+    # Whether convolutions of images for units of matrices (16-bit numbers, TF32) want these channels-last.
     channels_last: bool = False
     # Whether a convolution's bias is added by a kernel of its own anyhow, which may as well be one of ours.
     biases_apart: bool = False

@@ -177,7 +177,7 @@ def _fits(ctx: Context, image: object, filters: TensorValue, settings: Sequence[
     value = cast("fx.Node", image).meta["val"]
     alike = filters.shape[0].as_int() == groups == value.shape[1] and filters.shape[1] == ONE
     few = 1 < cast("int", kernel[0]) * cast("int", kernel[1]) <= _TAPS
-    return alike and few and value.dtype.itemsize == 2 and _is_channels_last(image)
+    return alike and few and value.dtype.itemsize in (2, 4) and _is_channels_last(image)
 
 
 def _is_channels_last(image: object) -> bool:
