@@ -77,7 +77,7 @@ class CapturedFunction(nn.Module):
     """An autograd function made from captured graphs; a call gives its tensor results and what escapes from inside.
 
     Attributes:
-        backward: as autograd runs it for a first derivative alone.
+        backward: as autograd runs it for a first derivative alone (made of `backward_graph`).
         recorded: as it runs it in grad mode, for derivatives of the derivative; the same where the function neither
             turns grad mode nor asks for it.
         rules: the function's own rules by what they were asked for; `record` makes them as long as capture goes on.
@@ -99,9 +99,10 @@ class CapturedFunction(nn.Module):
         self.backward_graph = backward.graph
         if recorded is not None:
             self.recorded_graph = recorded.graph
-        self.backward, self.recorded = backward, recorded or backward
+        self._reads, self._recorded_reads = backward.reads, None if recorded is None else recorded.reads
         self.carried = carried
-        self.second = _second(self) if recorded is not None or _hides_history(self) else None
+        self._called_again = recorded is not None or _hides_history(self)
+        self._second: tuple[fx.GraphModule, FunctionBackward] | None = None
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
         above = (_Transformable, base) if carried.transformable else (base,)
@@ -109,6 +110,26 @@ class CapturedFunction(nn.Module):
         if carried.own_jvp:
             own["jvp"] = staticmethod(_jvp)
         self.transformed: Any = type(carried.name, above, {"generate_vmap_rule": carried.batched, **own})
+
+    # Who traces the program may put other graphs in the place of these, and they are read where they are called.
+    @property
+    def backward(self) -> BackwardGraph:
+        return BackwardGraph(self.backward_graph, self._reads)
+
+    @property
+    def recorded(self) -> BackwardGraph:
+        if self._recorded_reads is None:
+            return self.backward
+        return BackwardGraph(self.recorded_graph, self._recorded_reads)
+
+    @property
+    def second(self) -> FunctionBackward | None:
+        if not self._called_again:
+            return None
+        graph = self.recorded.graph
+        if self._second is None or self._second[0] is not graph:
+            self._second = graph, _second(self)
+        return self._second[1]
 
     def forward(self, *inputs: object) -> object:
         """The function's results, and what escapes from inside."""
@@ -140,17 +161,18 @@ class CapturedFunction(nn.Module):
             non_differentiable=carried.non_differentiable,
             materialize=carried.materialize,
             once=carried.once,
-            turns=self.recorded is not backward,
+            turns=self._recorded_reads is not None,
         )
 
     def pulled_back(self, kept: Sequence[object], gradients: tuple[object, ...]) -> tuple[object, ...]:
         """What the backward gives of what is kept, where it runs."""
         graph = self.recorded if torch.is_grad_enabled() else self.backward
-        follows = follower() if self.second is not None else None
-        if follows is None or self.second is None:
+        second = self.second
+        follows = follower() if second is not None else None
+        if follows is None or second is None:
             return graph(kept, gradients)
         given = (*(kept[place] for place in self.recorded.reads), *gradients)
-        return follows.pulled_back(self.second, given, lambda: graph(kept, gradients))
+        return follows.pulled_back(second, given, lambda: graph(kept, gradients))
 
     def rule(self, asked: Hashable, make: Callable[[Rules], Rule]) -> Rule:
         """The rule for what is asked, recorded where it is the first time.
