@@ -245,9 +245,10 @@ def test_a_program_of_plain_tensors_takes_a_masked_gradient(backend: str, dynami
 
 @pytest.mark.filterwarnings(PROTOTYPE)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_derivative_of_the_backward_is_refused(backend: str) -> None:
+@pytest.mark.parametrize("name", ["sum of a dim", "exp", "mul", "a tensor", "a plain tensor beside"])
+def test_a_derivative_of_the_backward_is_refused(name: str, backend: str) -> None:
     x, mask = drawn(4, 0)
-    compiled = torchcompile.compile(WRAPPED["sum of a dim"], backend=backend, fullgraph=True)
+    compiled = torchcompile.compile(WRAPPED[name], backend=backend, fullgraph=True)
     with pytest.raises(RuntimeError, match=r"wrap others[\s\S]*torchcompile\.disable"):
         torch.autograd.grad(compiled(x, mask).sum(), x, create_graph=True)
 

@@ -101,12 +101,12 @@ CASES: dict[str, Case] = {
     "a part of larger images": Case(2, 8, (6, 6), (3, 3), padding=(1, 1), sliced=True),
     "an infinity": Case(2, 8, (7, 15), (3, 3), padding=(1, 1), outlier=True),
     "in bfloat16": Case(2, 72, (14, 14), (3, 3), padding=(1, 1), dtype=torch.bfloat16),
+    "32 bits": Case(2, 8, (9, 14), (3, 3), padding=(1, 1), dtype=torch.float32),
 }
 """With a kernel of ours."""
 
 LEFT: dict[str, Case] = {
     "by rows": Case(2, 8, (9, 14), (3, 3), padding=(1, 1), rows=True),
-    "32 bits": Case(2, 8, (9, 14), (3, 3), padding=(1, 1), dtype=torch.float32),
     "two results of a channel": Case(2, 8, (9, 14), (3, 3), padding=(1, 1), multiplier=2),
     "many taps": Case(2, 8, (9, 14), (7, 7), padding=(3, 3)),
     "no images": Case(0, 8, (9, 14), (3, 3), padding=(1, 1), image=True, bias=True),

@@ -7,7 +7,7 @@ backward is again derived on demand, to any order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,6 +229,7 @@ def gradient_program(
         env[tangents[i]].meta.update(tangents[i].meta)
         outside.append(env[tangents[i]].name)
     made: dict[int, fx.Node] = {}
+    _refuse_wrappers(nodes)
     ends = _last_made(nodes, needed)
     for node in nodes:
         if node in needed and node not in env:
@@ -350,6 +351,20 @@ def _behind_call(node: fx.Node) -> list[fx.Node]:
 
 def _given(call: FunctionCall) -> tuple[object, ...]:
     return tuple(present(v) if isinstance(v, fx.Node) else v for v in call.given)
+
+
+def _refuse_wrappers(nodes: Iterable[fx.Node]) -> None:
+    """Raises where the operators of a call's backward do not say what its derivative is, and nothing calls it again:
+    torch's own code over tensors that wrap others."""
+    for node in nodes:
+        history = node.meta.get(HISTORY)
+        why = getattr(history.call.target, "no_second_derivative", "") if isinstance(history, FunctionResult) else ""
+        if why:
+            raise DoubleBackwardUnavailable(
+                f"a derivative of the backward needs that of a function's, and {why}; keep the function out of what is "
+                "compiled, with torchcompile.disable",
+                node.meta.get("stack", ()),
+            )
 
 
 def _last_made(nodes: Sequence[fx.Node], needed: Set[fx.Node]) -> dict[fx.Node, FunctionCall]:

@@ -224,7 +224,7 @@ def _upsample_backward(
 @OP.formula(
     "upsample_nearest1d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
     "_upsample_nearest_exact3d_backward upsample_linear1d_backward upsample_bicubic2d_backward "
-    "_upsample_bicubic2d_aa_backward"
+    "_upsample_bicubic2d_aa_backward _upsample_lanczos2d_aa_backward?"
 )
 def _upsample_backward_by_rows(
     grad: TensorLike, output_size: Sequence[Size], input_size: Sequence[Size], *args: object, **kwargs: object
