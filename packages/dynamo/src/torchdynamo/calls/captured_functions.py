@@ -114,16 +114,19 @@ class CapturedFunction(nn.Module):
     # Who traces the program may put other graphs in the place of these, and they are read where they are called.
     @property
     def backward(self) -> BackwardGraph:
+        """The backward as autograd runs it for a first derivative."""
         return BackwardGraph(self.backward_graph, self._reads)
 
     @property
     def recorded(self) -> BackwardGraph:
+        """The backward as autograd runs it in grad mode."""
         if self._recorded_reads is None:
             return self.backward
         return BackwardGraph(self.recorded_graph, self._recorded_reads)
 
     @property
     def second(self) -> FunctionBackward | None:
+        """What a derivative of the backward calls, or None where its operators are enough."""
         if not self._called_again:
             return None
         graph = self.recorded.graph
