@@ -118,9 +118,9 @@ def test_programs_that_stay(program: object, inputs: tuple[Tensor, ...]) -> None
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_float32_images_where_they_may_be_rounded(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-    gm, changed = laid_out(block, *images(torch.float32))
+def test_float32_images_where_they_may_be_rounded(allowed: bool) -> None:
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        gm, changed = laid_out(block, *images(torch.float32))
     assert changed == allowed
     for node in gm.graph.nodes:
         if getattr(node.target, "name", "") == "convolution":
