@@ -20,7 +20,7 @@ from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.groups import writes_of
-from torchinductor.scheduling.memory import live_bytes
+from torchinductor.scheduling.memory import LiveBytes
 
 pytest.importorskip("triton")
 
@@ -88,8 +88,9 @@ def test_no_more_memory_is_held_at_once() -> None:
         graph = graph_of(kernels, [kernel.writes[0] for kernel in random.Random(number).sample(kernels, 5)])
         found = bundle(graph, kernels, key_of)
         verify_kernels(found)
+        live = LiveBytes(graph, kernels)
         for given in (False, True):
-            before, behind = (max(live_bytes(graph, order, given)) for order in (kernels, found))
+            before, behind = (max(live.during(order, given)) for order in (kernels, found))
             assert behind <= before + 2**20, f"seed {number}, given {given}: {before} -> {behind} bytes"
         bundles += sum(isinstance(made, Bundle) for made in found)
     assert bundles > 40, f"seed {seed}"

@@ -29,6 +29,7 @@ from torchinductor.lowering.values import Load, Masked, Ops, TensorValue
 from torchinductor.lowering.views import permute, squeeze
 from torchinductor.lowering.window import Windows
 
+_NUMBERS = (torch.bfloat16, torch.float16, torch.float32)
 _TAPS = 25  # that are unrolled: a kernel of more takes long to compile
 
 
@@ -177,7 +178,7 @@ def _fits(ctx: Context, image: object, filters: TensorValue, settings: Sequence[
     value = cast("fx.Node", image).meta["val"]
     alike = filters.shape[0].as_int() == groups == value.shape[1] and filters.shape[1] == ONE
     few = 1 < cast("int", kernel[0]) * cast("int", kernel[1]) <= _TAPS
-    return alike and few and value.dtype.itemsize in (2, 4) and _is_channels_last(image)
+    return alike and few and value.dtype in _NUMBERS and _is_channels_last(image)
 
 
 def _is_channels_last(image: object) -> bool:

@@ -18,7 +18,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.groups import writes_of
-from torchinductor.scheduling.memory import UNSEEN, live_bytes
+from torchinductor.scheduling.memory import UNSEEN, LiveBytes
 
 KeyOf = Callable[[Kernel], "Hashable | None"]
 """Kernels of equal keys may share a launch; None for one that is launched alone."""
@@ -59,14 +59,14 @@ def bundle(lowered: Lowered, operations: Sequence[Operation], key_of: KeyOf) -> 
     held at once."""
     small = {i: found for i, o in enumerate(operations) if (found := _small(o, key_of)) is not None}
     places = {operation.name: place for place, operation in enumerate(operations)}
-    measures = (False, True)
-    most = [max(live_bytes(lowered, operations, given), default=0) + UNSEEN for given in measures]
+    live, measures = LiveBytes(lowered, operations), (False, True)
+    most = [max(live.during(operations, given), default=0) + UNSEEN for given in measures]
     while True:
         bundled = _Bundler(operations, small).run()
         above = {
             place
             for given, limit in zip(measures, most, strict=True)
-            for place, held in enumerate(live_bytes(lowered, bundled, given))
+            for place, held in enumerate(live.during(bundled, given))
             if held > limit
         }
         over = _moved_over(bundled, places, above) & small.keys()

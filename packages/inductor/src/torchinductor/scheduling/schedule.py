@@ -18,7 +18,7 @@ from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward
 from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.groups import Group, reads_of, writes_of
-from torchinductor.scheduling.memory import UNSEEN, held_early, live_bytes
+from torchinductor.scheduling.memory import UNSEEN, LiveBytes
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
@@ -33,12 +33,14 @@ def schedule(
     numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
     finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
-    apart = held_early(lowered, finished, early)
-    if apart:
-        other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
-        if max(live_bytes(lowered, other)) + UNSEEN < max(live_bytes(lowered, finished)):
-            return other
-    return finished
+    if not early:
+        return finished
+    live = LiveBytes(lowered, finished)
+    apart = live.held_early(finished, early)
+    if not apart:
+        return finished
+    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
+    return other if max(live.during(other)) + UNSEEN < max(live.during(finished)) else finished
 
 
 def _fused(operations: Sequence[Operation], outputs: set[str], fusion: _Fusion) -> tuple[list[Operation], set[str]]:

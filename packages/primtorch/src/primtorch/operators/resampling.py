@@ -44,8 +44,7 @@ def _nearest_indices(
 
 
 def _enlarged(spatial: Sequence[Size], out: Sequence[Size], scales: Sequence[float | None]) -> tuple[int, ...] | None:
-    """How many places of each dim take one element, where it is the same power of two for all of them: then no index
-    is rounded."""
+    """How many places of each dim take one element, where each is a power of two: then no index is rounded."""
     sides = equal_windows(out, spatial)
     if sides is None or any(side & (side - 1) for side in sides):
         return None
