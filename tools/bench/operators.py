@@ -133,6 +133,15 @@ def compiled(compiler: str, function: Callable[[Tensor], Tensor]) -> Callable[[T
     return torchcompile.compile(function, fullgraph=True)
 
 
+def runs(case: Case, program: Callable[[Tensor], Tensor]) -> bool:
+    """Whether torch.compile takes the operator: where it raises, its columns are empty."""
+    try:
+        case.run(program, case.image())
+    except Exception:
+        return False
+    return True
+
+
 def wrong(case: Case, function: Callable[[Tensor], Tensor], programs: dict[str, Callable[[Tensor], Tensor]]) -> str:
     """Whose values are further from float64's than eager's rounding explains."""
     exact = case.run(function, case.image().double())
@@ -163,6 +172,8 @@ def measured(case: Case, compilers: list[str]) -> tuple[dict[str, float], str]:
     """Milliseconds by program, and what is wrong."""
     function = OPERATORS[case.operator]
     programs = {"eager": function, **{name: compiled(name, function) for name in compilers}}
+    if "torch" in programs and not runs(case, programs["torch"]):
+        del programs["torch"]
     fault = wrong(case, function, programs)
     times = shortest(case, programs)
     report = torchcompile.report()
@@ -186,9 +197,11 @@ def main() -> int:
     faults: list[str] = []
     for case in track(list(cases(options)), "operators", disable=not sys.stderr.isatty()):
         times, fault = measured(case, options.compilers)
-        for name in options.compilers:
-            ratios[name].append(times["eager"] / times[name])
-        columns = [f"{times[name]:.3f}" for name in names] + [f"{ratios[name][-1]:.2f}" for name in options.compilers]
+        found = {name: times["eager"] / times[name] for name in options.compilers if name in times}
+        for name, ratio in found.items():
+            ratios[name].append(ratio)
+        columns = [f"{times[name]:.3f}" if name in times else "raises" for name in names]
+        columns += [f"{found[name]:.2f}" if name in found else "" for name in options.compilers]
         lines.append(f"{case} {' | '.join(columns)} |")
         print(lines[-1], flush=True)
         faults += [f"{case} {fault}"] if fault else []
@@ -196,6 +209,7 @@ def main() -> int:
         f"{name}: {math.exp(sum(map(math.log, found)) / len(found)):.2f}x eager, {sum(r < 0.8 for r in found)} of "
         f"{len(found)} rows below 0.8, the least {min(found):.2f}."
         for name, found in ratios.items()
+        if found
     )
     print(summary, *faults, sep="\n")
     if options.write:

@@ -290,7 +290,7 @@ class _Capture:
         mark = regions.mark()
         specs = map(TensorSpec.of, outputs)
         gradients = [recorder.stand_in(f"gradient_{n}", spec, recorded) for n, spec in enumerate(specs)]
-        recorder.of_unknown_history.update(map(id, gradients))
+        recorder.of_unknown_history.update(node for g in gradients if (node := recorder.node_of(g)) is not None)
         try:
             with self.owner.backward(recorded), recorder.conditions.refused(), regions.body():
                 beyond = self.owner.backwards > DERIVATIVES

@@ -140,7 +140,7 @@ class Recorder:
         self.refused: Collection[tuple[UserFrame, ...]] = ()  # where calls break the graph: no back end takes them
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
-        self.of_unknown_history: set[int] = set()  # stand-ins of which each run tells whether they require a gradient
+        self.of_unknown_history: set[fx.Node] = set()  # stand-ins of which each run tells whether they have one
         self.leaves: list[torch.Tensor] = []  # fakes at which a history begins, and which the program made
         self.works: dict[int, tuple[object, int]] = {}  # what stands for collectives that were begun, by identity
         self.refused_leaf = -1  # which of them the graph ends before
@@ -222,6 +222,19 @@ class Recorder:
         """The tensor is the value of the node, and stays alive as long as the recorder."""
         self._nodes[id(fake)] = node
         self._alive.append(fake)
+
+    def has_unknown_history(self, fake: torch.Tensor) -> bool:
+        """Whether a value is computed from what each run tells whether it requires a gradient."""
+        work = [self.node_of(fake)] if self.of_unknown_history else []
+        seen: set[fx.Node] = set()
+        while work:
+            node = work.pop()
+            if node in self.of_unknown_history:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                work.extend(node.all_input_nodes)
+        return False
 
     def node_of(self, fake: torch.Tensor) -> fx.Node | None:
         """The node whose value a tensor is, as the graph that is open sees it; None for one that was not recorded."""

@@ -619,8 +619,8 @@ class Outside:
             return kind if name == "__class__" else getattr(kind, name)
         if name == "_base" and (known is not None or self.externals.lookup(tensor._base) is not None):
             raise BreakGraph("unsupported_read", "_base of an input, or of its view")
-        if name == "requires_grad" and id(tensor) in self.recorder.of_unknown_history:
-            raise BreakGraph("autograd_function", "its backward asks whether a gradient requires one")
+        if name in _OF_HISTORY and self.recorder.has_unknown_history(tensor):
+            raise BreakGraph("autograd_function", f"its backward reads {name} of what it computes from a gradient")
         if name == "__dict__":
             if known is None:
                 raise BreakGraph("unsupported_read", "__dict__ of a tensor that the program made")
@@ -739,6 +739,7 @@ _VERSIONS_BY_LENGTH = 3
 _VERSIONS_BY_KEYS = 5
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
+_OF_HISTORY = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_THE_CLASS = frozenset({"__class__", "__doc__", "__module__"})
 _TEXTS_OF_ARGUMENTS: tuple[object, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
 
