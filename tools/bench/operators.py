@@ -142,8 +142,10 @@ def runs(case: Case, program: Callable[[Tensor], Tensor]) -> bool:
     return True
 
 
-def wrong(case: Case, function: Callable[[Tensor], Tensor], programs: dict[str, Callable[[Tensor], Tensor]]) -> str:
-    """Whose values are further from float64's than eager's rounding explains."""
+def wrong(
+    case: Case, function: Callable[[Tensor], Tensor], programs: dict[str, Callable[[Tensor], Tensor]]
+) -> list[str]:
+    """Whose values are further from float64's than eager's rounding explains, or have other strides than eager's."""
     exact = case.run(function, case.image().double())
     found = {name: case.run(program, case.image()) for name, program in programs.items()}
     worse = []
@@ -153,7 +155,7 @@ def wrong(case: Case, function: Callable[[Tensor], Tensor], programs: dict[str, 
             bound = WORSE * ((eager.double() - wanted).abs().max().item() + torch.finfo(eager.dtype).eps * scale)
             if not (result.double() - wanted).abs().max().item() <= bound or result.stride() != eager.stride():
                 worse.append(name)
-    return ", ".join(dict.fromkeys(worse))
+    return list(dict.fromkeys(worse))
 
 
 def shortest(case: Case, programs: dict[str, Callable[[Tensor], Tensor]]) -> dict[str, float]:
@@ -168,16 +170,16 @@ def shortest(case: Case, programs: dict[str, Callable[[Tensor], Tensor]]) -> dic
     return best
 
 
-def measured(case: Case, compilers: list[str]) -> tuple[dict[str, float], str]:
-    """Milliseconds by program, and what is wrong."""
+def measured(case: Case, compilers: list[str]) -> tuple[dict[str, float], list[str]]:
+    """Milliseconds by program, and who is wrong or, of ours, ran eagerly."""
     function = OPERATORS[case.operator]
     programs = {"eager": function, **{name: compiled(name, function) for name in compilers}}
     if "torch" in programs and not runs(case, programs["torch"]):
         del programs["torch"]
-    fault = wrong(case, function, programs)
+    faults = wrong(case, function, programs)
     times = shortest(case, programs)
-    report = torchcompile.report()
-    return times, fault or ("ran eagerly" if "torchcompile" in compilers and report.fallbacks else "")
+    eagerly = "torchcompile" in compilers and torchcompile.report().fallbacks
+    return times, [*faults, *(["torchcompile, eagerly"] if eagerly else [])]
 
 
 def main() -> int:
@@ -195,8 +197,9 @@ def main() -> int:
     lines.append("|" + "---|" * (4 + len(names) + len(options.compilers)))
     ratios: dict[str, list[float]] = {name: [] for name in options.compilers}
     faults: list[str] = []
+    theirs = 0  # rows in which torch.compile's values or strides are not eager's
     for case in track(list(cases(options)), "operators", disable=not sys.stderr.isatty()):
-        times, fault = measured(case, options.compilers)
+        times, wrongly = measured(case, options.compilers)
         found = {name: times["eager"] / times[name] for name in options.compilers if name in times}
         for name, ratio in found.items():
             ratios[name].append(ratio)
@@ -204,13 +207,15 @@ def main() -> int:
         columns += [f"{found[name]:.2f}" if name in found else "" for name in options.compilers]
         lines.append(f"{case} {' | '.join(columns)} |")
         print(lines[-1], flush=True)
-        faults += [f"{case} {fault}"] if fault else []
+        theirs += "torch" in wrongly
+        faults += [f"{case} {name}" for name in wrongly if name != "torch"]
     summary = "\n".join(
         f"{name}: {math.exp(sum(map(math.log, found)) / len(found)):.2f}x eager, {sum(r < 0.8 for r in found)} of "
         f"{len(found)} rows below 0.8, the least {min(found):.2f}."
         for name, found in ratios.items()
         if found
     )
+    summary += f"\nOther strides or values than eager's: torch.compile {theirs} rows, ours {len(faults)}."
     print(summary, *faults, sep="\n")
     if options.write:
         title = "# Operators alone, on the CPU\n\n"
