@@ -63,10 +63,9 @@ class Case:
 
         return run
 
-    def judged(self, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
-        """The same by plain operators, in the inputs' type."""
-        shared = q.shape[1] // k.shape[1]
-        k, v = (t.repeat_interleave(shared, 1) for t in (k, v))
+    def scored(self, q: Tensor, k: Tensor, *more: Tensor) -> Tensor:
+        """The scores by plain operators, in the inputs' type; of what is masked, -inf."""
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         scores = q @ k.transpose(-2, -1) * (self.scale or 1 / math.sqrt(q.shape[-1]))
         lines = [
             torch.arange(size).view([-1 if d == at else 1 for d in range(4)]) for at, size in enumerate(scores.shape)
@@ -75,13 +74,35 @@ class Case:
             scores = self.score(scores, *lines, *more)
         if self.mask is not None:
             scores = torch.where(self.mask(*lines, *more), scores, -math.inf)
+        return scores
+
+    def judged(self, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
+        """The same by plain operators, in the inputs' type."""
+        scores = self.scored(q, k, *more)
         highest = scores.detach().amax(-1, keepdim=True)
         highest = highest.masked_fill(highest.isinf(), 0)
         weights = (scores - highest).exp()
         total = weights.sum(-1, keepdim=True)
-        out = weights / total.where(total > 0, 1) @ v
+        out = weights / total.where(total > 0, 1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
         lse = torch.where(total > 0, total.where(total > 0, 1).log() + highest, -math.inf).squeeze(-1)
         return (out, lse) if self.with_lse else out
+
+    def noise(self, draws: int = 16) -> list[float]:
+        """How wrong the gradients by the function's tensors are if each score's is wrong by its weight, up or down.
+
+        A score's gradient is its weight times a difference, which is computed to some ulps; these gradients are sums of
+        the scores', each by the function's own slope, a distance for instance. The largest of so many draws.
+        """
+        q, k, _, *more = self.inputs(F64)
+        scores, wanted = self.scored(q, k, *more), [t for t in more if t.requires_grad]
+        weights = scores.detach().softmax(-1).nan_to_num(0)  # a query without keys
+        draw = torch.Generator().manual_seed(2)
+        found = [0.0] * len(wanted)
+        for _ in range(draws):
+            wrong = weights * (torch.randint(0, 2, weights.shape, generator=draw) * 2 - 1)
+            slopes = torch.autograd.grad(scores, wanted, wrong, retain_graph=True) if wanted else ()
+            found = [max(most, float(slope.abs().max())) for most, slope in zip(found, slopes, strict=True)]
+        return found
 
     def tangents(self, results: Sequence[Tensor]) -> list[Tensor]:
         """The random weights of the results, in float64."""
