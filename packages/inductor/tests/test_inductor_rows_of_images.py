@@ -71,8 +71,22 @@ def _pooled(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor
     return lambda x: F.max_pool2d(x, 3, stride, 1, dilation) if floats(x) else x
 
 
+def _grouped(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor]:
+    """Each channel beside its group's, or the groups' channels by turns."""
+    groups = draw.choice([n for n in range(1, shape[1] + 1) if shape[1] % n == 0])
+    turned, dim = draw.random() < 0.5, draw.choice((2, 3))
+
+    def step(x: Tensor) -> Tensor:
+        if turned:
+            return F.channel_shuffle(x, groups)
+        apart = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+        return (apart + apart.amax((2, dim + 1), keepdim=True)).reshape(x.shape)
+
+    return step
+
+
 STEPS: tuple[Step, ...] = (
-    _padded, _rolled, _joined, _selected, _pooled,
+    _padded, _rolled, _joined, _selected, _pooled, _grouped,
     lambda shape, draw: lambda x: x.flip(draw.choice((1, 2, 3))),
     lambda shape, draw: lambda x: x[:, :, draw.randint(0, 1) :: draw.randint(1, 2)],
     lambda shape, draw: lambda x: x.tril(draw.randint(-2, 2)),
@@ -86,7 +100,7 @@ def test_what_moves_numbers_gives_the_same(layout: str) -> None:
     seed = random.randrange(2**32)
     for number in range(seed, seed + 12):
         draw = random.Random(number)
-        shape = (2, draw.choice((3, 8, 17)), draw.randint(6, 20), draw.randint(6, 40))
+        shape = (2, draw.choice((3, 8, 17, 32)), draw.randint(6, 20), draw.randint(6, 40))
         dtype = draw.choice(DTYPES)
         x = LAYOUTS[layout](torch.randint(0, 7, shape, generator=torch.Generator().manual_seed(number)).to(dtype))
         steps = [draw.choice(STEPS) for _ in range(draw.randint(1, 4))]
@@ -159,23 +173,29 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _loops_of_rows(lines: list[str]) -> Iterator[tuple[str, range]]:
-    """The kernels' innermost loops over all channels or more, and the lines of each, counted from one."""
+GROUPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "group norm": lambda x: F.group_norm(x, 4),
+    "scaled by groups": lambda x: (x.unflatten(1, (4, 16)) * x[:, :4, None].sigmoid()).flatten(1, 2),
+}
+
+
+def _loops_of_rows(lines: list[str], least: int) -> Iterator[tuple[str, range]]:
+    """The kernels' innermost loops over so many channels or more, and the lines of each, counted from one."""
     for n, line in enumerate(lines):
         found = re.match(r"( *)for \(i64 \w+ = (\d+)L?; \w+ < (\d+)L; \w+\+\+\) {", line)
-        if found and "#pragma omp simd" in lines[n - 1] and int(found[3]) - int(found[2]) >= CHANNELS:
+        if found and "#pragma omp simd" in lines[n - 1] and int(found[3]) - int(found[2]) >= least:
             yield line.strip(), range(n + 1, lines.index(f"{found[1]}}}", n) + 2)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the instructions are x86's")
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [*ROWS, *GROUPS])
 def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
-    """The compiler says which loops it made vectors of: all that go over the channels of a place."""
+    """The compiler says which loops it made vectors of: all that go over the channels of a place, or of a group there."""
     (compiler, *rest) = find_compiler(None)
     if "g++" not in Path(compiler).name:
         pytest.skip("what another compiler says is not known")
     x = torch.randn(2, CHANNELS, 28, 28).contiguous(memory_format=torch.channels_last)
-    gm = primtorch.lower(primtorch.trace(lambda x: (ROWS[name](x),), x))
+    gm = primtorch.lower(primtorch.trace(lambda x: ((ROWS | GROUPS)[name](x),), x))
     (text,) = compile_graph(gm, (x,), InductorOptions()).sources.values()
     source = tmp_path / "kernels.cpp"
     source.write_text(text)
@@ -185,7 +205,8 @@ def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     vectors = {int(line) for line in re.findall(r"kernels\.cpp:(\d+):\d+: optimized: loop vectorized", told.stderr)}
-    loops = list(_loops_of_rows(text.splitlines()))
+    loops = list(_loops_of_rows(text.splitlines(), CHANNELS // 4 if name in GROUPS else CHANNELS))
     assert loops
+    assert not re.search(r"\[.*[/%].*\]", text[text.index('extern "C" int') :]), "a group is looked for at each channel"
     scalar = [head for head, places in loops if not vectors & set(places)]
     assert not scalar, f"{name}: {scalar}\n{told.stderr}"
