@@ -85,8 +85,24 @@ def _grouped(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tenso
     return step
 
 
+def _bordered(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor]:
+    """With a border that is told by the places alone, or a part of the image by such places."""
+    mode, sides, dim = draw.choice(("reflect", "replicate", "circular")), [draw.randint(-1, 3) for _ in range(4)], 3
+    scale, shift, low, high = draw.choice((1, -1)), draw.randint(-3, 50), draw.randint(0, 3), draw.randint(3, 5)
+
+    def step(x: Tensor) -> Tensor:
+        if min(x.shape[2:]) < 6:
+            return x
+        if draw.random() < 0.5:
+            return F.pad(x.double(), sides, mode=mode).to(x.dtype)
+        place = scale * torch.arange(x.shape[dim]) + shift
+        return x[..., (x.shape[dim] - high - (place - x.shape[dim] // 2).abs()).clamp(low, x.shape[dim] - 1)]
+
+    return step
+
+
 STEPS: tuple[Step, ...] = (
-    _padded, _rolled, _joined, _selected, _pooled, _grouped,
+    _padded, _rolled, _joined, _selected, _pooled, _grouped, _bordered,
     lambda shape, draw: lambda x: x.flip(draw.choice((1, 2, 3))),
     lambda shape, draw: lambda x: x[:, :, draw.randint(0, 1) :: draw.randint(1, 2)],
     lambda shape, draw: lambda x: x.tril(draw.randint(-2, 2)),
@@ -170,6 +186,7 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "bilinear, enlarged": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "bilinear, reduced": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
     "windows of one size": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "reflected border": lambda x: F.pad(x, (2, 2, 2, 2), mode="reflect"),
 }
 
 
@@ -210,3 +227,14 @@ def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
     assert not re.search(r"\[.*[/%].*\]", text[text.index('extern "C" int') :]), "a group is looked for at each channel"
     scalar = [head for head, places in loops if not vectors & set(places)]
     assert not scalar, f"{name}: {scalar}\n{told.stderr}"
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_borders_are_places_that_nobody_looks_up(mode: str) -> None:
+    """By rows too the loop is cut where the image begins and ends, and each part reads memory by one step."""
+    x = torch.randn(2, 3, 20, 40)
+    gm = primtorch.lower(primtorch.trace(lambda x: (F.pad(x, (3, 2, 1, 1), mode=mode),), x))
+    (text,) = compile_graph(gm, (x,), InductorOptions()).sources.values()
+    kernel = text[text.index('extern "C" int') :]
+    assert "bad" not in kernel and "(const i64*)" not in kernel
+    assert kernel.count("#pragma omp simd") == 3
