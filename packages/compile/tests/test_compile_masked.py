@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,10 @@ from torch.utils import _pytree as pytree
 import torchcompile
 
 Tensor = torch.Tensor
-PROTOTYPE = "ignore:The PyTorch API of MaskedTensors:UserWarning"
+PROTOTYPE = (
+    "ignore:The PyTorch API of MaskedTensors:UserWarning",
+    "ignore:It is not recommended to create:UserWarning",
+)
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     name: lambda x, mask, f=getattr(masked, name): f(x, 1, mask=mask)  # type: ignore[misc]
@@ -139,7 +143,7 @@ def compare(found: list[Any], expected: list[Any], seed: int) -> None:
             assert a == b, f"seed {seed}"
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_program_over_masked_tensors_is_one_graph(name: str, backend: str) -> None:
@@ -155,7 +159,7 @@ def test_a_program_over_masked_tensors_is_one_graph(name: str, backend: str) -> 
         compare(results(compiled, seed, True, sizes), results(program, seed, True, sizes), seed)
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.expected_eager("print")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["sum of a dim", "operators", "a whole", "two results", "masks of one value"])
@@ -175,7 +179,7 @@ INPUTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", INPUTS)
@@ -197,7 +201,7 @@ def test_masked_tensors_come_in_and_have_gradients_of_their_kind(name: str, grad
     compare(*observed, seed)
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.expected_eager(...)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_masks_that_do_not_match_raise_as_eager(backend: str) -> None:
@@ -225,7 +229,7 @@ def plain(x: Tensor) -> Tensor:
     return x.sin() * 2 + x
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_program_of_plain_tensors_takes_a_masked_gradient(backend: str, dynamic: bool) -> None:
@@ -243,7 +247,7 @@ def test_a_program_of_plain_tensors_takes_a_masked_gradient(backend: str, dynami
     compare(*observed, seed)
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["sum of a dim", "exp", "mul", "a tensor", "a plain tensor beside"])
 def test_a_derivative_of_the_backward_is_refused(name: str, backend: str) -> None:
@@ -274,7 +278,7 @@ LEAVING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings(PROTOTYPE)
+@pytest.mark.filterwarnings(*PROTOTYPE)
 @pytest.mark.expected_eager(...)
 @pytest.mark.parametrize("name", LEAVING)
 def test_what_no_graph_has_of_masked_tensors_breaks_and_is_told(name: str) -> None:
@@ -282,3 +286,16 @@ def test_what_no_graph_has_of_masked_tensors_breaks_and_is_told(name: str) -> No
     compiled = torchcompile.compile(program)
     compare(results(compiled, seed, True, (4, 6)), results(program, seed, True, (4, 6)), seed)
     assert torchcompile.report().surprises
+
+
+def test_under_the_filters_of_a_plain_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
+    """What a class's code warns of is written to the standard error there: no reason for a break of the graph."""
+    from_python = lambda message, category, place, line, *_: sys.stderr.write(f"{place}:{line}: {message}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        monkeypatch.setattr(warnings, "showwarning", from_python)
+        compiled = torchcompile.compile(lambda x, m: torch.sum(of(x, m)).to_tensor(0), fullgraph=True)
+        x, mask = drawn(4, 7)
+        torch.autograd.grad(compiled(x, mask), x)
+    told = [line for line in capsys.readouterr().err.splitlines() if "MaskedTensor" in line]
+    assert len(told) == 2 and all(line.startswith(__file__) for line in told), told

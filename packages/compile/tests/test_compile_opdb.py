@@ -45,6 +45,9 @@ MORE = (
 )
 
 
+BORDERS = ("nn.functional.pad.reflect", "nn.functional.pad.replicate")
+
+
 def run(folder: Path, samples: int, only: tuple[str, ...], dtypes: tuple[str, ...], *kinds: str) -> None:
     state = folder / "state.jsonl"
     arguments = ["--samples", str(samples), "--only", *only, "--dtypes", *dtypes, "--state", str(state)]
@@ -76,12 +79,12 @@ def test_kernels_for_a_gpu_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     seed = random.randrange(1 << 30)
     names = {opdb_name(op) for op in op_db if torch.float32 in op.supported_dtypes("cpu")}
-    drawn = ["fft.fftshift", "roll", *random.Random(seed).sample(sorted(names), 12)]
+    drawn = ["fft.fftshift", "roll", *BORDERS, *random.Random(seed).sample(sorted(names), 12)]
     worker = [sys.executable, str(Path(__file__).with_name("interpreted_opdb.py")), *drawn]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(worker, check=True, capture_output=True, text=True, env=environment)
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {r["name"] for r in results} >= {"fft.fftshift", "roll"}
+    assert {r["name"] for r in results} >= {"fft.fftshift", "roll", *BORDERS}
     assert not [(r["name"], *f) for r in results for f in r["failures"] if f[0].startswith("wrong")], f"seed {seed}"
 
 

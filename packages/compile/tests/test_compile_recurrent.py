@@ -56,3 +56,31 @@ def test_a_recurrent_layer_with_gradients_is_one_graph(kind: type[nn.Module], bi
         assert_as_accurate(gradients(compiled, layer, x), *expected, f"seed {seed}")
     stats = torchdynamo.stats()
     assert stats.graphs == 1 and not stats.break_details and not stats.fallbacks
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_of_varying_lengths(kind: type[nn.Module]) -> None:
+    """The longest one's length is a symbol of the graph behind the break, of which the layer's kernel would read sizes."""
+    torch.manual_seed(seed := torch.seed())
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = kind(4, 5, batch_first=True, bidirectional=True), nn.Linear(10, 2)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            padded, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+            return self.out(padded.sum(1)).sin()
+
+    net = Net().double()
+    compiled = torchcompile.compile(net)
+    for longest in (7, 9, 8, 1, 9):
+        x = torch.randn(3, 9, 4, dtype=torch.float64)
+        lengths = torch.cat([torch.randint(1, longest + 1, (2,)), torch.tensor([longest])])
+        found = []
+        for call in (net, compiled):
+            result = call(x, lengths)
+            found.append([result, *torch.autograd.grad(result.sum(), list(net.parameters()))])
+        torch.testing.assert_close(found[0], found[1], msg=lambda text: f"seed {seed}: {text}")

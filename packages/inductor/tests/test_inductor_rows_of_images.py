@@ -71,8 +71,38 @@ def _pooled(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor
     return lambda x: F.max_pool2d(x, 3, stride, 1, dilation) if floats(x) else x
 
 
+def _grouped(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor]:
+    """Each channel beside its group's, or the groups' channels by turns."""
+    groups = draw.choice([n for n in range(1, shape[1] + 1) if shape[1] % n == 0])
+    turned, dim = draw.random() < 0.5, draw.choice((2, 3))
+
+    def step(x: Tensor) -> Tensor:
+        if turned:
+            return F.channel_shuffle(x, groups)
+        apart = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+        return (apart + apart.amax((2, dim + 1), keepdim=True)).reshape(x.shape)
+
+    return step
+
+
+def _bordered(shape: torch.Size, draw: random.Random) -> Callable[[Tensor], Tensor]:
+    """With a border that is told by the places alone, or a part of the image by such places."""
+    mode, sides, dim = draw.choice(("reflect", "replicate", "circular")), [draw.randint(-1, 3) for _ in range(4)], 3
+    scale, shift, low, high = draw.choice((1, -1)), draw.randint(-3, 50), draw.randint(0, 3), draw.randint(3, 5)
+
+    def step(x: Tensor) -> Tensor:
+        if min(x.shape[2:]) < 6:
+            return x
+        if draw.random() < 0.5:
+            return F.pad(x.double(), sides, mode=mode).to(x.dtype)
+        place = scale * torch.arange(x.shape[dim]) + shift
+        return x[..., (x.shape[dim] - high - (place - x.shape[dim] // 2).abs()).clamp(low, x.shape[dim] - 1)]
+
+    return step
+
+
 STEPS: tuple[Step, ...] = (
-    _padded, _rolled, _joined, _selected, _pooled,
+    _padded, _rolled, _joined, _selected, _pooled, _grouped, _bordered,
     lambda shape, draw: lambda x: x.flip(draw.choice((1, 2, 3))),
     lambda shape, draw: lambda x: x[:, :, draw.randint(0, 1) :: draw.randint(1, 2)],
     lambda shape, draw: lambda x: x.tril(draw.randint(-2, 2)),
@@ -86,7 +116,7 @@ def test_what_moves_numbers_gives_the_same(layout: str) -> None:
     seed = random.randrange(2**32)
     for number in range(seed, seed + 12):
         draw = random.Random(number)
-        shape = (2, draw.choice((3, 8, 17)), draw.randint(6, 20), draw.randint(6, 40))
+        shape = (2, draw.choice((3, 8, 17, 32)), draw.randint(6, 20), draw.randint(6, 40))
         dtype = draw.choice(DTYPES)
         x = LAYOUTS[layout](torch.randint(0, 7, shape, generator=torch.Generator().manual_seed(number)).to(dtype))
         steps = [draw.choice(STEPS) for _ in range(draw.randint(1, 4))]
@@ -156,26 +186,33 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "bilinear, enlarged": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "bilinear, reduced": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
     "windows of one size": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "reflected border": lambda x: F.pad(x, (2, 2, 2, 2), mode="reflect"),
 }
 
 
-def _loops_of_rows(lines: list[str]) -> Iterator[tuple[str, range]]:
-    """The kernels' innermost loops over all channels or more, and the lines of each, counted from one."""
+GROUPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "group norm": lambda x: F.group_norm(x, 4),
+    "scaled by groups": lambda x: (x.unflatten(1, (4, 16)) * x[:, :4, None].sigmoid()).flatten(1, 2),
+}
+
+
+def _loops_of_rows(lines: list[str], least: int) -> Iterator[tuple[str, range]]:
+    """The kernels' innermost loops over so many channels or more, and the lines of each, counted from one."""
     for n, line in enumerate(lines):
         found = re.match(r"( *)for \(i64 \w+ = (\d+)L?; \w+ < (\d+)L; \w+\+\+\) {", line)
-        if found and "#pragma omp simd" in lines[n - 1] and int(found[3]) - int(found[2]) >= CHANNELS:
+        if found and "#pragma omp simd" in lines[n - 1] and int(found[3]) - int(found[2]) >= least:
             yield line.strip(), range(n + 1, lines.index(f"{found[1]}}}", n) + 2)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the instructions are x86's")
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [*ROWS, *GROUPS])
 def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
-    """The compiler says which loops it made vectors of: all that go over the channels of a place."""
+    """The compiler says which loops it made vectors of: all that go over the channels of a place, or of a group there."""
     (compiler, *rest) = find_compiler(None)
     if "g++" not in Path(compiler).name:
         pytest.skip("what another compiler says is not known")
     x = torch.randn(2, CHANNELS, 28, 28).contiguous(memory_format=torch.channels_last)
-    gm = primtorch.lower(primtorch.trace(lambda x: (ROWS[name](x),), x))
+    gm = primtorch.lower(primtorch.trace(lambda x: ((ROWS | GROUPS)[name](x),), x))
     (text,) = compile_graph(gm, (x,), InductorOptions()).sources.values()
     source = tmp_path / "kernels.cpp"
     source.write_text(text)
@@ -185,7 +222,19 @@ def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     vectors = {int(line) for line in re.findall(r"kernels\.cpp:(\d+):\d+: optimized: loop vectorized", told.stderr)}
-    loops = list(_loops_of_rows(text.splitlines()))
+    loops = list(_loops_of_rows(text.splitlines(), CHANNELS // 4 if name in GROUPS else CHANNELS))
     assert loops
+    assert not re.search(r"\[.*[/%].*\]", text[text.index('extern "C" int') :]), "a group is looked for at each channel"
     scalar = [head for head, places in loops if not vectors & set(places)]
     assert not scalar, f"{name}: {scalar}\n{told.stderr}"
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_borders_are_places_that_nobody_looks_up(mode: str) -> None:
+    """By rows too the loop is cut where the image begins and ends, and each part reads memory by one step."""
+    x = torch.randn(2, 3, 20, 40)
+    gm = primtorch.lower(primtorch.trace(lambda x: (F.pad(x, (3, 2, 1, 1), mode=mode),), x))
+    (text,) = compile_graph(gm, (x,), InductorOptions()).sources.values()
+    kernel = text[text.index('extern "C" int') :]
+    assert "bad" not in kernel and "(const i64*)" not in kernel
+    assert kernel.count("#pragma omp simd") == 3

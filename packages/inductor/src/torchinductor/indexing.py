@@ -209,6 +209,65 @@ def below(expr: IntExpr, limit: IntExpr, ranges: Ranges) -> bool:
     return above is not None and nonnegative(limit - ONE - above)
 
 
+def interval(expr: IntExpr, ranges: Ranges) -> tuple[int, int] | None:
+    """Numbers between which the values of a sum of multiples lie; None where it is no such sum, or a size no number."""
+    low = high = 0
+    for monomial, coefficient in expr.terms.items():
+        one = _atom_interval(monomial[0], ranges) if len(monomial) == 1 else (1, 1) if not monomial else None
+        if one is None:
+            return None
+        ends = (coefficient * one[0], coefficient * one[1])
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _atom_interval(atom: Symbol | Call, ranges: Ranges) -> tuple[int, int] | None:
+    if isinstance(atom, Symbol):
+        size = ranges[atom.key].as_int() if atom.key in ranges else None
+        return None if size is None or size < 1 else (0, size - 1)
+    left, right = interval(atom.left, ranges), interval(atom.right, ranges)
+    if left is None or right is None or atom.op not in ("min", "max"):
+        return None
+    if atom.op == "max" and atom.left == -atom.right:  # the distance from zero
+        return max(0, left[0], -left[1]), max(left[1], -left[0])
+    among = min if atom.op == "min" else max
+    return among(left[0], right[0]), among(left[1], right[1])
+
+
+def pieces(expr: IntExpr, axis: str, size: int) -> list[tuple[int, IntExpr]]:
+    """A sum of multiples of a variable below `size`, and of the smaller and the larger of such sums, as what it is
+    along the variable: where each part begins, and the sum without a choice that it is from there on. Empty where it is
+    no such sum."""
+    choice = _innermost_call(expr)
+    if choice is None:
+        return [(0, expr)] if expr.symbols() <= {axis} else []
+    difference = choice.left - choice.right
+    step, rest = coefficient_of(difference, axis), difference.substitute({intern_symbol(axis): ZERO}).as_int()
+    slope = None if step is None else step.as_int()
+    if choice.op not in ("min", "max") or rest is None or slope is None:
+        return []
+    # Where the left one begins to be the larger, or the smaller.
+    turn = -(rest // slope) if slope > 0 else rest // -slope + 1 if slope < 0 else 0 if rest >= 0 else size
+    turn = min(max(turn, 0), size)
+    parts: list[tuple[int, IntExpr]] = []
+    for begin, end, larger in ((0, turn, slope < 0), (turn, size, slope >= 0)):
+        taken = choice.left if larger == (choice.op == "max") else choice.right
+        found = pieces(expr.substitute({choice: taken}), axis, size) if begin < end else []
+        if begin < end and not found:
+            return []
+        ends = [*(start for start, _ in found[1:]), size]
+        parts += [(max(a, begin), part) for (a, part), b in zip(found, ends, strict=False) if a < end and b > begin]
+    return [part for n, part in enumerate(parts) if n == 0 or part[1] != parts[n - 1][1]]
+
+
+def _innermost_call(expr: IntExpr) -> Call | None:
+    """A call in the expression without calls in its operands."""
+    call = next((atom for atom in expr.atoms() if isinstance(atom, Call)), None)
+    if call is None:
+        return None
+    return _innermost_call(call.left) or _innermost_call(call.right) or call
+
+
 def simplify(expr: IntExpr, ranges: Ranges) -> IntExpr:
     """The expression without the divisions that the ranges make superfluous."""
     calls = [a for m in expr.terms for a in m if isinstance(a, Call)]

@@ -169,12 +169,13 @@ def matching(kind: type) -> Iterator[list[Question]]:
 
 
 @functools.cache
-def stage_of_interface() -> str:
-    """What torch warns of where a masked tensor is made. Not to be asked first within a mode."""
+def warned_of(requires_grad: bool) -> tuple[str, ...]:
+    """What torch warns of where a masked tensor is made, of data that requires a gradient too. Not to be asked first
+    within a mode."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        MaskedTensor(torch.zeros(1), torch.ones(1, dtype=torch.bool))
-    return str(told[0].message) if told else ""
+        MaskedTensor(torch.zeros(1, requires_grad=requires_grad), torch.ones(1, dtype=torch.bool))
+    return tuple(str(warning.message) for warning in told)
 
 
 @functools.cache
@@ -196,5 +197,6 @@ def unwarned(kind: type) -> Iterator[None]:
         yield
         return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The PyTorch API of MaskedTensors", UserWarning)
+        for begins in ("The PyTorch API of MaskedTensors", "It is not recommended to create a MaskedTensor"):
+            warnings.filterwarnings("ignore", begins, UserWarning)
         yield

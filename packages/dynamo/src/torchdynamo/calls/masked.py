@@ -2,8 +2,8 @@
 
 Operators on them are nodes like those on any wrapper (`graph/wrapper_tensors.py`). What torch builds for them out of
 autograd functions is one node a call, `primtorch.wrappers.Applied`: the constructor that keeps the history, `get_data`,
-reductions, `where`. Torch says of each tensor of the class that its interface may change; of what a program makes, that
-is said once, at the program's line, when it is captured.
+reductions, `where`. Torch warns at each tensor of the class that its interface may change, and of data that requires a
+gradient; of what a program makes, that is said once, at the program's line, when it is captured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.masked import MaskedTensor
 from torch.masked.maskedtensor._ops_refs import _MASKEDTENSOR_FUNCTION_TABLE
 
 from primtorch.fake import FakeTensor
-from primtorch.flattenings import stage_of_interface
+from primtorch.flattenings import warned_of
 from primtorch.warned import warn_at
 from primtorch.wrappers import ByClass
 from torchdynamo.graph import wrapper_calls
@@ -24,7 +24,7 @@ from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs
 from torchdynamo.outside.outside import Outside
 
-_STAGE = stage_of_interface()  # which no mode is to see
+_WARNED = {requires_grad: warned_of(requires_grad) for requires_grad in (False, True)}  # which no mode is to see
 _MAKE = frozenset({"as_masked_tensor", "MaskedTensor._from_values"})
 # What the class and its module do by operators alone, or without any: interpreted as a program's own code is.
 _INTERPRETED = frozenset(
@@ -47,15 +47,15 @@ def call(outside: Outside, function: types.FunctionType, module: str, args: Args
         return MISSING
     outside.wrappers.know(MaskedTensor)
     if makes:
-        warn_of(outside.recorder)
+        warn_of(outside.recorder, args, kwargs)
     return wrapper_calls.apply(outside.recorder, function, args, kwargs)
 
 
-def warn_of(recorder: Recorder) -> None:
-    """Says at the program's line what torch says of the masked tensors that are made."""
+def warn_of(recorder: Recorder, args: Args, kwargs: Kwargs) -> None:
+    """Says at the program's line what torch says of the masked tensors that are made of these arguments."""
     frames = recorder.user_frames()
-    if frames and _STAGE:
-        warn_at(_STAGE, frames[-1])
+    for message in _WARNED[any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))] if frames else ():
+        warn_at(message, frames[-1])
 
 
 def meaning(recorder: Recorder, func: Callable[..., object], args: Args, kwargs: Mapping[str, object] | None) -> object:

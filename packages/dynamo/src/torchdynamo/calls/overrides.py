@@ -141,7 +141,7 @@ class Overrides:
         if is_wrapper(fn):
             self.outside.wrappers.know(fn)
             if masked.has_meanings((fn,)):
-                masked.warn_of(self.recorder)
+                masked.warn_of(self.recorder, args, kwargs)
             return self.recorder.make_wrapper(fn, args, kwargs)
         if fn.__torch_dispatch__ is not _NO_DISPATCH:  # operators on it mean what no graph of plain tensors says
             raise BreakGraph("tensor_subclass", f"a {fn.__qualname__} is made, which cannot be taken apart")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import torch
 from primtorch.once import cached_property
 from primtorch.promotion import compute_dtype
 from primtorch.symbolic.expr import IntExpr, Symbol
-from torchinductor.indexing import Ranges, below, simplify, variable
+from torchinductor.indexing import Ranges, below, interval, number, simplify, variable
 from torchinductor.ir.operations import (
     Apply,
     Bitcast,
@@ -98,6 +99,16 @@ class Body:
         return any(True for _ in self.of(Scan))
 
 
+_OF_PLACES: Mapping[str, Callable[..., IntExpr]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "neg": operator.neg,
+    "abs": lambda a: a.maximum(-a),
+    "maximum": IntExpr.maximum,
+    "minimum": IntExpr.minimum,
+}
+
+
 class Recorder(OpsHandler[int]):
     """Records a body; values are ids. Repeated operations are shared, a load of what was just stored is that value."""
 
@@ -163,8 +174,23 @@ class Recorder(OpsHandler[int]):
 
     def within(self, value: int, size: IntExpr) -> IntExpr | None:
         """What a value is as an index, where that surely lies in a dimension of `size`: nobody has to look."""
-        known = self.ops[value]
-        return known.expr if isinstance(known, IndexExpr) and below(known.expr, size, self.ranges) else None
+        place = self.place(value)
+        if place is None or below(place, size, self.ranges):
+            return place
+        most, found = size.as_int(), interval(place, self.ranges)
+        return place if most is not None and found is not None and found[0] >= 0 and found[1] < most else None
+
+    def place(self, value: int) -> IntExpr | None:
+        """What a value is as an index, where it is computed from indices and numbers alone: of reflected borders."""
+        match self.ops[value]:
+            case IndexExpr(_, expr):
+                return expr
+            case Constant(dtype, constant) if dtype == torch.int64:
+                return number(int(constant))
+            case Apply(dtype, op, args) if dtype == torch.int64 and op in _OF_PLACES:
+                places = [place for arg in args if (place := self.place(arg)) is not None]
+                return _OF_PLACES[op](*places) if len(places) == len(args) else None
+        return None
 
     def indirect(self, value: int, size: IntExpr) -> IntExpr:
         known = self.within(value, size)

@@ -8,7 +8,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot, is_one, product
-from torchinductor.ir import closure_of
+from torchinductor.ir import Recorder, closure_of, space, space_index
 from torchinductor.lowering.context import Context, dense, order_like
 from torchinductor.lowering.placed_sums import sum_by_place
 from torchinductor.lowering.values import Lazy, Ops, Rule, Strided, TensorValue, recorder_of
@@ -17,7 +17,8 @@ from torchinductor.ops import Fault, StoreMode
 
 def _place(ops: Ops, value: int, size: IntExpr, wraps: bool) -> IntExpr:
     """A loaded index as an index expression; negative ones count from the end."""
-    if wraps:
+    recorder = recorder_of(ops)
+    if wraps and (recorder is None or recorder.within(value, size) is None):
         negative = ops.apply("lt", value, ops.constant(0, torch.int64))
         wrapped = ops.apply("add", value, ops.index_expr(size, torch.int64))
         value = ops.apply("where", negative, wrapped, value)
@@ -46,12 +47,21 @@ _FEW = 16
 
 def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None:
     """A value that is read at computed places is stored when computing it there again would cost more than a load,
-    unless the places are few: the loss of a softmax reads one element of each row."""
-    if ctx.inline or not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2):
+    unless the places are few: the loss of a softmax reads one element of each row. So is what tells the places, unless
+    it is made of indices alone: where these surely lie is known, and there is nothing to look up."""
+    if ctx.inline or not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2) or (places is None and _counted(t)):
         return
     whole, read = product(t.shape).as_int(), None if places is None else product(places).as_int()
     if whole is None or read is None or read * _FEW > whole:
         ctx.store(t)
+
+
+def _counted(t: TensorValue) -> bool:
+    """Whether a value's elements are indices that only their places tell."""
+    if t.reads or t.heavy or t.dtype != torch.int64:
+        return False
+    recorder = Recorder({axis.name: axis.size for axis in space(t.shape)})
+    return recorder.place(t.load(space_index(t.shape), recorder)) is not None
 
 
 class _Advanced:

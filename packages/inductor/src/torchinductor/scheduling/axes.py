@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
-from torchinductor.indexing import ZERO, coefficient_of
+from primtorch.symbolic.expr import Call, IntExpr, Symbol, constant, intern_symbol
+from torchinductor.indexing import ZERO, coefficient_of, variable
 from torchinductor.ir import Axis, Kernel, Recorder, Stage, Store
+from torchinductor.scheduling.unify import reindexed
 
 
 def merge_axes(kernel: Kernel) -> Kernel:
@@ -41,6 +42,37 @@ def merge_axes(kernel: Kernel) -> Kernel:
         stage.body.replay(recorder, mapping)
         stages.append(Stage(stage.kind, recorder.body()))
     return replace(kernel, axes=tuple(final), stages=tuple(stages))
+
+
+def split_axes(kernel: Kernel, least: int) -> Kernel:
+    """Two axes for one that indices take apart by one number, as channels by their groups: `i//8` and `i%8`. What
+    belongs to a group is then read once for all of it. Groups smaller than `least` stay in one axis."""
+    if kernel.scatters or any(stage.body.scans for stage in kernel.stages):
+        return kernel
+    parts = _parts(kernel)
+    axes: list[Axis] = []
+    mapping: dict[Symbol, IntExpr] = {}
+    for axis in kernel.axes:
+        size, (part,) = axis.size.as_int(), sizes if len(sizes := parts.get(axis.name, ())) == 1 else (None,)
+        if size is None or part is None or not least <= part < size or size % part:
+            axes.append(axis)
+            continue
+        slow = replace(axis, name=f"{axis.name}_s", size=constant(size // part))
+        fast = replace(axis, name=f"{axis.name}_f", size=constant(part))
+        axes += (slow, fast)
+        mapping[intern_symbol(axis.name)] = slow.var * fast.size + fast.var
+    return replace(kernel, axes=tuple(axes), stages=reindexed(kernel.stages, mapping, axes)) if mapping else kernel
+
+
+def _parts(kernel: Kernel) -> dict[str, set[int | None]]:
+    """By what each axis is divided; None where that is no number, or what is divided is more than the axis."""
+    found: dict[str, set[int | None]] = {}
+    for atom in (atom for stage in kernel.stages for index in stage.body.indices for atom in index.atoms()):
+        if isinstance(atom, Call):
+            for name in {*atom.left.symbols(), *atom.right.symbols()}:
+                alone = atom.op in ("floordiv", "mod") and atom.left == variable(name)
+                found.setdefault(name, set()).add(atom.right.as_int() if alone else None)
+    return found
 
 
 def _alike(one: Axis, other: Axis) -> bool:

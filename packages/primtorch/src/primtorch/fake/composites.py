@@ -6,6 +6,9 @@ fixed. So do `cross_entropy` with probabilities as targets and the derivative of
 the derivative of `fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for
 that key the operators are the programs below. The key lies above autocast and autograd, which see the operators that a
 program is made of.
+
+Composites that read memory refuse fakes by themselves, for nothing is allocated; of a tensor over symbols torch takes
+the number of elements for 0, and its kernel would follow a null pointer. They are refused here.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from primtorch.ambient import without_onednn
+from primtorch.errors import DataDependentValue
 from primtorch.fake.symbolic_writes import symbolic_writes
 from primtorch.layout import broadcast
 from primtorch.once import once
@@ -26,6 +30,13 @@ from primtorch.spec import Size
 
 _FIRST_OVER_SYMBOLS: Final = (2, 13)  # the version of torch whose own program reads no numbers
 _KEY: Final = "TESTING_ONLY_GenericWrapper"  # a key that torch has and registers nothing for
+# Composites of torch that read or write memory on their own: batch sizes of packed sequences among others.
+_OVER_MEMORY: Final = (
+    "gru.data", "lstm.data", "rnn_tanh.data", "rnn_relu.data", "quantized_gru.data", "quantized_lstm.data",
+    "_pack_padded_sequence_backward", "_saturate_weight_to_fp16", "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix", "fbgemm_pack_quantized_matrix.KN", "fbgemm_linear_fp16_weight",
+    "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_scramble_", "_sobol_engine_initialize_state_",
+)  # fmt: skip
 _libraries: list[torch.library.Library] = []  # a library takes back what it registered when it goes
 
 
@@ -45,10 +56,23 @@ def symbolic_keys() -> torch._C.DispatchKeySet:
     aten.impl("kron", kron, _KEY)
     for name in _RESAMPLING:
         aten.impl(f"{name}.vec", _resampling(getattr(torch.ops.aten, name).default), _KEY)
+    for name in _OVER_MEMORY:
+        aten.impl(name, _refused(name.partition(".")[0]), _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+def _refused(name: str) -> Callable[..., object]:
+    """The program of an operator that reads memory, of which fakes have none. Raises DataDependentValue."""
+
+    def program(*args: object, **kwargs: object) -> object:
+        raise DataDependentValue(
+            f"{name}()", "its kernel reads a tensor's memory", "Keep this call out of the compiled region."
+        )
+
+    return program
 
 
 def kron(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

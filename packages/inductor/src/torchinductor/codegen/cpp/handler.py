@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from primtorch.symbolic.expr import Call, IntExpr
+from primtorch.symbolic.expr import Call, IntExpr, atom_expr
 from torchinductor.codegen.cpp.accumulators import (
     Accumulator,
     accumulate,
@@ -30,11 +30,12 @@ from torchinductor.codegen.cpp.expressions import (
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
-from torchinductor.indexing import coefficient_of, number, product, variable
+from torchinductor.indexing import coefficient_of, number, pieces, product, variable
 from torchinductor.ir import Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
+_MOST_PIECES = 5  # of the smaller or the larger of two indices along the innermost loop
 _MOST_APART = 4096  # elements of a row that are made bytes behind the loop that computes them
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 _MUCH = 32  # operations of a body beside which that costs nothing
@@ -61,6 +62,7 @@ class CppHandler(OpsHandler[Value]):
         self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
         self.places: dict[str, IntExpr] = {}  # of values that are indices, or integers of the program's text
+        self.choices: dict[Call, IntExpr] = {}  # of two indices, and what stands for each
         self.wider: dict[str, Value] = {}  # of bytes, the int32 values that they were
 
     # emission -------------------------------------------------------------------------------------------------
@@ -80,7 +82,31 @@ class CppHandler(OpsHandler[Value]):
         for atom in {atom for monomial, _ in expr.ordered_terms() for atom in monomial} if axis else ():
             if wraps(atom, self.ranges) and isinstance(atom, Call):
                 self._cut("ge", atom.left, atom.right)
+            elif isinstance(atom, Call) and axis in atom.left.symbols() | atom.right.symbols():
+                expr = expr.substitute({atom: self._in_pieces(atom)})
         return index_text(expr, self.ranges, self.kernel.numbers)
+
+    def _in_pieces(self, choice: Call) -> IntExpr:
+        """What stands for the smaller or the larger of two indices: a variable that is told by its pieces along the
+        innermost loop, which is cut where another one begins, so that the compiler sees through them."""
+        known = self.choices.get(choice)
+        if known is not None:
+            return known
+        loop = self.text.loops[-1]
+        found = pieces(atom_expr(choice), loop.axis or "", loop.most or 0) if loop.start == "0" else []
+        self.choices[choice] = atom_expr(choice)
+        if 1 < len(found) <= _MOST_PIECES:
+            texts = [f"({self._index(piece)})" for _, piece in found]
+            begins = [f"{loop.var} < {begin}L" for begin, _ in found[1:]]
+            text = "".join(f"{before} ? {piece} : " for before, piece in zip(begins, texts, strict=False)) + texts[-1]
+            name = f"j{self.names.count}"
+            self.names.count += 1
+            depth = self.depths[loop.axis or ""]
+            for lines in (self.text.lines, self.text.values):
+                lines[depth].append(f"const i64 {name} = {text};")
+            self.text.cuts |= {begin for begin, _ in found[1:]}
+            self.depths[name], self.choices[choice] = depth, variable(name)
+        return self.choices[choice]
 
     def _jumps(self, buffer: str, index: IntExpr) -> bool:
         """Whether a load along the innermost loop is not contiguous, from a buffer that surely has a first element."""

@@ -24,6 +24,7 @@ from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.indexing import below, coefficient_of, product
 from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Scan, Stage, Store
+from torchinductor.scheduling.axes import split_axes
 from torchinductor.scheduling.online import join_passes
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
@@ -96,7 +97,7 @@ def planned(kernel: Kernel, grain: int) -> Kernel:
 
     `grain`: elements of a cheap pointwise kernel from which on it is worth running in parallel.
     """
-    kernel = _ordered_scatter(kernel) if kernel.scatters else kernel
+    kernel = _ordered_scatter(kernel) if kernel.scatters else split_axes(kernel, _LEAST_TILE)
     layout = _loops(kernel, _vector_axis(kernel))
     if _is_far(kernel, layout):
         joined = join_passes(kernel, _joins)
