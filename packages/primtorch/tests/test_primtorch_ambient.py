@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from primtorch import ambient
+from primtorch import ambient, withheld
 from primtorch.functionalize import functional_region, outside_functionalization
 from primtorch.withheld import Withheld
 
@@ -271,6 +273,41 @@ def test_a_switch_held_off_by_two_threads_at_once_is_then_what_the_program_has_s
         switch.write(True)
         assert not is_on[0]
     assert is_on[0]
+
+
+def test_what_was_made_while_the_collector_was_off_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round follows over all of it; garbage among it is collected at last, and what a program froze stays so."""
+
+    def knot() -> list[Any]:
+        made: list[Any] = []
+        made.append(made)
+        return made
+
+    with withheld.COLLECTOR.off():
+        made = knot()
+    assert any(found is made for found in gc.get_objects(generation=2))
+    monkeypatch.setattr(withheld, "MOST_UNSEEN", 5_000)
+    gc.collect()
+
+    class Dropped:
+        pass
+
+    alive = []
+    for _ in range(100):
+        with withheld.COLLECTOR.off():
+            dropped = [Dropped() for _ in range(500)]
+            dropped[0].rest = dropped  # type: ignore[attr-defined]
+            alive.append(weakref.ref(dropped[0]))
+            del dropped
+    assert sum(found() is not None for found in alive) <= 20
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with withheld.COLLECTOR.off():
+            knot()
+        assert gc.get_freeze_count() > frozen // 2
+    finally:
+        gc.unfreeze()
 
 
 def test_an_interrupt_while_the_state_is_written_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,38 @@ class Withheld:
             self._set(self._wanted)
 
 
-# Python's collector of cyclic garbage: it would walk through all that the process holds several times over, for a
-# quarter of a compilation and for half of a capture.
-COLLECTOR = Withheld(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+MOST_UNSEEN = 2_000_000  # objects, of a hundred bytes: what is made for a large model's step is half as many
+
+
+class _Collector:
+    """Python's collector of cyclic garbage, whose youngest objects are old when it goes on.
+
+    The first of its rounds would walk through whatever was made while it was off, nearly all of which lives on, and the
+    next ones through it again: a seventh of a compilation. Garbage among it waits for a round over old objects, or
+    until there may be too much of it.
+    """
+
+    def __init__(self) -> None:
+        self._unseen = 0
+
+    def set(self, on: bool) -> None:
+        if not on:
+            gc.disable()
+            return
+        if not gc.get_freeze_count():  # what a program has frozen stays so
+            self._age()
+        gc.enable()
+
+    def _age(self) -> None:
+        self._unseen += gc.get_count()[0]
+        if self._unseen > MOST_UNSEEN:
+            self._unseen = 0
+            gc.collect()
+        else:
+            gc.freeze()
+            gc.unfreeze()
+
+
+# It would walk through all that the process holds several times over, for a quarter of a compilation and for half of a
+# capture.
+COLLECTOR = Withheld(gc.isenabled, _Collector().set)
