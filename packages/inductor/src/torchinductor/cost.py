@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Bundle, Indirect, Kernel, Stage, Template, loops_of
+from torchinductor.ir import Bundle, Kernel, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -58,13 +58,10 @@ def bytes_of(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> dict[str, i
     """
     touched: dict[str, dict[IntExpr, int]] = {name: {} for name in kernel.arguments}
     for stage in kernel.stages:
-        axes = _axes_of(stage)
-        for access in stage.body.accesses:
-            if access.buffer in kernel.rows:
-                continue
-            over = frozenset().union(*(axes.get(name, (name,)) for name in access.index.symbols()))
-            points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
-            touched[access.buffer][access.index] = points
+        for (buffer, index), over in stage.body.places.items():
+            if buffer not in kernel.rows:
+                points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
+                touched[buffer][index] = points
     result: dict[str, int] = {}
     for name, places in touched.items():
         buffer = kernel.buffers[name]
@@ -80,17 +77,3 @@ def value_of(size: int | IntExpr, sizes: Mapping[str, int]) -> int | None:
     if known is None and isinstance(size, IntExpr) and size.symbols() <= sizes.keys():
         known = size.evaluate(sizes)
     return known
-
-
-def _axes_of(stage: Stage) -> dict[str, frozenset[str]]:
-    """The axes that each computed place of a stage depends on, by the place's name."""
-    ops = stage.body.ops
-    found: dict[str, frozenset[str]] = {}
-    depends: list[frozenset[str]] = []
-    for op in ops:
-        names = {name for expr in op.indices for name in expr.symbols()}
-        own = frozenset().union(*(found.get(name, (name,)) for name in names), *(depends[a] for a in op.operands))
-        depends.append(own)
-        if isinstance(op, Indirect):
-            found[op.symbol] = own
-    return found

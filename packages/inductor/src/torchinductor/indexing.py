@@ -57,10 +57,14 @@ def is_one(expr: IntExpr) -> bool:
 
 def product(sizes: Iterable[IntExpr]) -> IntExpr:
     """The product of sizes; one for none."""
-    result = ONE
+    result, factor = ONE, 1
     for size in sizes:
-        result = result * size
-    return result
+        known = size.as_int()
+        if known is None:
+            result = result * size
+        else:
+            factor *= known
+    return number(factor) if result is ONE else result * number(factor)
 
 
 def contiguous_strides(shape: Sequence[IntExpr]) -> Index:

@@ -64,6 +64,22 @@ class Body:
         return tuple(op for op in self.ops if isinstance(op, (Load, Store)))
 
     @cached_property
+    def places(self) -> Mapping[tuple[str, IntExpr], frozenset[str]]:
+        """The axes and sizes that each place depends on that it loads or stores, those of computed places included."""
+        computed: dict[str, frozenset[str]] = {}
+        depends: list[frozenset[str]] = []
+        for op in self.ops if self.faults else ():
+            names = {name for expr in op.indices for name in expr.symbols()}
+            own = frozenset().union(*(computed.get(name, (name,)) for name in names), *(depends[a] for a in op.operands))
+            depends.append(own)
+            if isinstance(op, Indirect):
+                computed[op.symbol] = own
+        return {
+            (op.buffer, op.index): frozenset().union(*(computed.get(name, (name,)) for name in op.index.symbols()))
+            for op in self.accesses
+        }
+
+    @cached_property
     def reads(self) -> frozenset[str]:
         """Buffers that the body loads from, or combines with."""
         return frozenset(op.buffer for op in self.accesses if isinstance(op, Load) or op.mode != "set")

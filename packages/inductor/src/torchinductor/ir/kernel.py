@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import torch
@@ -32,13 +33,18 @@ class Buffer:
     @property
     def span(self) -> IntExpr:
         """Elements from the first to the last one: more than there are where rows are padded."""
-        if any(size.as_int() == 0 for size in self.shape):
-            return ZERO
-        return sum(((size - ONE) * stride for size, stride in zip(self.shape, self.strides, strict=True)), ONE)
+        return _span(self.shape, self.strides)
 
     def __str__(self) -> str:
         sizes, strides = ", ".join(map(str, self.shape)), ", ".join(map(str, self.strides))
         return f"{self.name}: {str(self.dtype)[6:]}[{sizes}] strides ({strides})"
+
+
+@lru_cache(maxsize=4096)
+def _span(shape: tuple[IntExpr, ...], strides: tuple[IntExpr, ...]) -> IntExpr:
+    if any(size.as_int() == 0 for size in shape):
+        return ZERO
+    return sum(((size - ONE) * stride for size, stride in zip(shape, strides, strict=True)), ONE)
 
 
 @dataclass(frozen=True, slots=True)

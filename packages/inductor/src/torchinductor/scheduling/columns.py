@@ -38,24 +38,57 @@ do not fit."""
 def join_columns(groups: Sequence[Group], traits_of: Callable[[torch.device], DeviceTraits], join: Join) -> list[Group]:
     """The groups with sums of columns in the kernels of rows that touch what they read, where that moves less."""
     left = {group.number: group for group in groups}
+    touching = _Touching(groups)
     for sums in groups:
         kernel = sums.operation
         limits = traits_of(kernel.device).columns if isinstance(kernel, Kernel) else None
         turned = _turned(kernel) if isinstance(kernel, Kernel) and limits is not None else None
         if turned is None or limits is None:
             continue
-        for rows in _beside(sums, left.values()):
-            if _apart(rows, sums, left) or not _early(rows, sums, left.values()):
+        for rows in _beside(sums, [left[number] for number in touching.any_of(sums.reads)]):
+            if _apart(rows, sums, left) or not _early(rows, sums, touching):
                 continue
             made = join(rows, sums, turned)
             if made is not None and _worth(rows, sums, made, limits):
                 _merge(rows, sums, made, left)
+                touching.merge(sums, rows)
                 break
     numbers = {old: new for new, old in enumerate(left)}
     return [
         replace(group, number=numbers[group.number], before={numbers[b] for b in group.before})
         for group in left.values()
     ]
+
+
+class _Touching:
+    """Which groups touch a buffer, and which read it, by their numbers."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._touching: dict[str, set[int]] = {}
+        self._reading: dict[str, set[int]] = {}
+        for group in groups:
+            self._add(group, group.number)
+
+    def _add(self, group: Group, number: int) -> None:
+        for buffer in group.reads:
+            self._reading.setdefault(buffer, set()).add(number)
+        for buffer in group.reads | group.writes:
+            self._touching.setdefault(buffer, set()).add(number)
+
+    def any_of(self, buffers: Iterable[str]) -> list[int]:
+        """The groups that touch one of these, in order."""
+        return sorted(set().union(*(self._touching[buffer] for buffer in buffers)))
+
+    def readers(self, buffers: Iterable[str]) -> set[int]:
+        """The groups that read one of these."""
+        return set().union(*(self._reading.get(buffer, ()) for buffer in buffers))
+
+    def merge(self, gone: Group, into: Group) -> None:
+        """A group has become part of another."""
+        for table in (self._touching, self._reading):
+            for buffer in gone.reads | gone.writes:
+                table.get(buffer, set()).discard(gone.number)
+        self._add(gone, into.number)
 
 
 def _turned(kernel: Kernel) -> Kernel | None:
@@ -83,13 +116,11 @@ def _over_rows(body: Body) -> Body:
 
 
 def _beside(sums: Group, groups: Iterable[Group]) -> list[Group]:
-    """Groups of row reductions that touch what the sums read; those that share most of it first."""
+    """Row reductions of groups that touch what the sums read; those that share most of it first."""
     assert isinstance(sums.operation, Kernel)
     read = bytes_of(sums.operation)
     found: list[tuple[int, Group]] = []
     for group in groups:
-        if sums.reads.isdisjoint(group.reads) and sums.reads.isdisjoint(group.writes):
-            continue  # nearly all of a deep graph's
         kernel = group.operation
         if (
             group is sums
@@ -114,11 +145,10 @@ def _apart(rows: Group, sums: Group, groups: dict[int, Group]) -> bool:
     return False
 
 
-def _early(rows: Group, sums: Group, groups: Iterable[Group]) -> bool:
+def _early(rows: Group, sums: Group, touching: _Touching) -> bool:
     """Whether nobody who waits for the one has to wait for what the other waits for."""
     latest = max((*(rows.before - {sums.number}), *(sums.before - {rows.number})), default=-1)
-    written = rows.writes | sums.writes
-    readers = (g.number for g in groups if g is not rows and g is not sums and not written.isdisjoint(g.reads))
+    readers = touching.readers(rows.writes | sums.writes) - {rows.number, sums.number}
     return latest < min(readers, default=latest + 1)
 
 

@@ -137,6 +137,11 @@ class IntExpr:
         return IntExpr({m: -c for m, c in self.terms.items()})
 
     def __mul__(self, other: IntExpr) -> IntExpr:
+        factor, rest = self.as_int(), other
+        if factor is None:
+            factor, rest = other.as_int(), self
+        if factor is not None:  # sizes are numbers nearly everywhere
+            return rest if factor == 1 else IntExpr({m: c * factor for m, c in rest.terms.items()} if factor else {})
         terms: dict[Monomial, int] = {}
         for m, c in self.terms.items():
             for n, d in other.terms.items():
@@ -263,6 +268,8 @@ def atom_expr(atom: Atom) -> IntExpr:
 
 
 def _combine(left: Mapping[Monomial, int], right: Mapping[Monomial, int], sign: int) -> IntExpr:
+    if not left and sign > 0:
+        return IntExpr(right)
     terms = dict(left)
     for monomial, coefficient in right.items():
         value = terms.get(monomial, 0) + sign * coefficient
