@@ -6,7 +6,7 @@ that a `match` over it, and the type checker, know what there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, cast
 
@@ -40,6 +40,24 @@ class Replay(Generic[V]):
         return None if value is None else self.values[value]
 
 
+class Numbers:
+    """Names of buffers and of reductions by number, in the order in which they are first met."""
+
+    __slots__ = ("buffers", "keys")
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, int] = {}
+        self.keys: dict[str, int] = {}
+
+    def of_buffer(self, name: str) -> int:
+        """A buffer's number."""
+        return self.buffers.setdefault(name, len(self.buffers))
+
+    def of_key(self, key: str) -> int:
+        """A reduction's number."""
+        return self.keys.setdefault(key, len(self.keys))
+
+
 class Operation:
     """What all kinds have: the type of the value (of what is stored or reduced where there is none), and which fields
     are positions of the values that it takes (None for one that is not there) or indices."""
@@ -64,6 +82,10 @@ class Operation:
         moved = {name: number(at) for name in self.TAKES if (at := getattr(self, name)) is not None}
         return replace(self, **moved) if moved else self  # type: ignore[type-var]
 
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        """What it does, whatever the names of buffers and reductions are: with their numbers in these names' place."""
+        return self
+
     def replay(self, run: Replay[V]) -> Result[V]:
         """Does it on the run's handler; returns what the handler gives."""
         raise NotImplementedError
@@ -79,6 +101,9 @@ class Load(Operation):
     buffer: str
     index: IntExpr
     mask: int | None = None
+
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        return (Load, self.dtype, numbers.of_buffer(self.buffer), self.index, self.mask)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.load(self.buffer, run.index(self.index), self.dtype, run.optional(self.mask))
@@ -102,6 +127,10 @@ class Store(Operation):
         """Whether the element is written whatever it was, in every iteration."""
         return self.mode == "set" and self.mask is None
 
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        buffer = numbers.of_buffer(self.buffer)
+        return (Store, self.dtype, buffer, self.index, self.value, self.mode, self.mask)
+
     def replay(self, run: Replay[V]) -> Result[V]:
         value, mask = run.values[self.value], run.optional(self.mask)
         run.handler.store(self.buffer, run.index(self.index), value, self.mode, mask)
@@ -114,6 +143,9 @@ class Constant(Operation):
 
     dtype: torch.dtype
     value: bool | int | float
+
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        return (Constant, self.dtype, repr(self.value))  # 0.0 == -0.0, and nan != nan
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.constant(self.value, self.dtype)
@@ -242,6 +274,10 @@ class Reduce(Operation):
     position: int | None = None
     about: str | None = None
 
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        about = None if self.about is None else numbers.of_key(self.about)
+        return (Reduce, self.dtype, self.kind, numbers.of_key(self.key), self.value, self.position, about)
+
     def replay(self, run: Replay[V]) -> Result[V]:
         value, position = run.values[self.value], run.optional(self.position)
         if self.about is None:
@@ -262,6 +298,9 @@ class ReduceColumn(Operation):
     key: str
     value: int
 
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        return (ReduceColumn, self.dtype, self.kind, numbers.of_key(self.key), self.value)
+
     def replay(self, run: Replay[V]) -> Result[V]:
         run.handler.reduce_column(self.kind, self.key, run.values[self.value])
         return None
@@ -273,6 +312,9 @@ class Carried(Operation):
 
     dtype: torch.dtype
     key: str
+
+    def unnamed(self, numbers: Numbers) -> Hashable:
+        return (Carried, self.dtype, numbers.of_key(self.key))
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.carried(self.key, self.dtype)

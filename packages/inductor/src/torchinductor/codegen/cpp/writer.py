@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchinductor.codegen.by_form import by_form
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text, symbol_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
@@ -14,6 +15,7 @@ from torchinductor.ir import Body, Indirect, Kernel
 from torchinductor.ops import Fault
 
 
+@by_form
 def write(kernel: Kernel) -> str:
     """The text of a planned kernel: a function named PLACEHOLDER with the C ABI of kernels."""
     layout, names = kernel.laid_out(Layout), Names(kernel)

@@ -38,14 +38,13 @@ def as_part(kernel: Kernel) -> Kernel:
     return replace(kernel, layout=replace(layout, x_block=_FLAT_BLOCK, warps=_FLAT_WARPS))
 
 
-def layout_of_bundle(bundle: Bundle) -> Layout:
-    """The layout of the first kernel, whose number of threads is everybody's."""
-    return as_part(bundle.parts[0]).laid_out(Layout)
-
-
 def programs(bundle: Bundle) -> list[int]:
     """How many programs each kernel has."""
-    return [as_part(part).laid_out(Layout).grid.as_int() or 0 for part in bundle.parts]
+    return [_programs(as_part(part)) for part in bundle.parts]
+
+
+def _programs(part: Kernel) -> int:
+    return part.laid_out(Layout).grid.as_int() or 0
 
 
 def write_bundle(bundle: Bundle) -> TritonSource:
@@ -53,7 +52,8 @@ def write_bundle(bundle: Bundle) -> TritonSource:
     signature: list[tuple[str, str]] = []
     functions: dict[str, str] = {}
     alike: dict[tuple[str, tuple[str, ...], int], list[list[str]]] = {}  # pointers of the kernels that are one function
-    for part, count in zip(map(as_part, bundle.parts), programs(bundle), strict=True):
+    parts = [as_part(part) for part in bundle.parts]
+    for part, count in zip(parts, map(_programs, parts), strict=True):
         own = [f"p{i}" for i in range(len(part.arguments))]
         lines = [line for line in body_of(part) if not line.startswith("pid = ")]
         text = "\n".join(["    " + line for line in lines])
@@ -67,7 +67,7 @@ def write_bundle(bundle: Bundle) -> TritonSource:
     for (called, _, count), pointers in alike.items():
         calls += _calls(called, begun, count, pointers)
         begun += count * len(pointers)
-    layout = layout_of_bundle(bundle)
+    layout = parts[0].laid_out(Layout)
     made = tuple(
         (part, f"@triton.jit\ndef {part}{body.replace(OWN, arguments_of(part), 1)}") for body, part in functions.items()
     )

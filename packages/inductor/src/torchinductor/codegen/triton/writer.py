@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
+from torchinductor.codegen.by_form import by_form
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel
@@ -67,33 +68,39 @@ _VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
+    return replace(_written(kernel), buffers=kernel.arguments)
+
+
+@by_form
+def _written(kernel: Kernel) -> TritonSource:
     title = described((stage.body for stage in kernel.stages), kernel.laid_out(Layout).shape)
     return source_of(kernel, body_of(kernel), title, shareable=True)
 
 
-def body_of(kernel: Kernel) -> list[str]:
+@by_form
+def body_of(kernel: Kernel) -> tuple[str, ...]:
     """The statements of a planned kernel; the first one asks for the program's number. Raises Unsupported."""
     layout = kernel.laid_out(Layout)
     if layout.walk is not None:
-        return _WalkWriter(kernel).write()
+        return tuple(_WalkWriter(kernel).write())
     width = product(a.size for a in layout.x).as_int()
     if layout.shape == "rows" and width is not None and width % _VECTOR:
         return _whole_or_end(_LoopWriter(kernel, inside=True), _LoopWriter(kernel), width)
-    return _LoopWriter(kernel).write()
+    return tuple(_LoopWriter(kernel).write())
 
 
-def _whole_or_end(inside: _LoopWriter, checked: _LoopWriter, width: int) -> list[str]:
+def _whole_or_end(inside: _LoopWriter, checked: _LoopWriter, width: int) -> tuple[str, ...]:
     """Of rows that end within what a thread takes at a time, programs that reach no end check nothing: their loads and
     stores are as wide as they can be, where checked ones would go element by element."""
     whole, end = inside.write(), checked.write()
     shared = next(at for at, (a, b) in enumerate(zip(whole, end, strict=False)) if a != b)
-    return [
+    return (
         *whole[:shared],
         f"if {inside.handler.tiles['x'].start} + {inside.layout.x_block} <= {marked(width)}:",
         *("    " + line for line in whole[shared:]),
         "else:",
         *("    " + line for line in end[shared:]),
-    ]
+    )
 
 
 def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: bool = False) -> TritonSource:
