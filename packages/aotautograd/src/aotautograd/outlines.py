@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ from primtorch.symbolic.expr import intern_symbol
 RecordT = TypeVar("RecordT")
 # Records in which symbolic numbers stand.
 _HOLDERS = (TensorSpec, ProgramMetadata, InputInfo, OutputInfo, GradientInfo, ViewStep, Outline, BackwardOutline)
+_HELD = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _HOLDERS}
+_PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))  # what stays what it is
 
 
 def outline_of(joint: JointGraph, parts: Partition | None, reads: frozenset[int]) -> Outline | None:
@@ -162,12 +165,13 @@ def _through(value: object, change: Callable[[Any], Any]) -> Any:
     changed = change(value)
     if changed is not value:
         return changed
-    if type(value) in (tuple, list):
-        items = [_through(item, change) for item in value]
-        same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else type(value)(items)
-    if isinstance(value, _HOLDERS):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        found = {name: new for name, old in fields.items() if (new := _through(old, change)) is not old}
-        return dataclasses.replace(value, **found) if found else value
-    return value
+    kind = type(value)
+    if kind is tuple or kind is list:
+        items = [item if type(item) in _PLAIN else _through(item, change) for item in value]
+        return value if all(map(operator.is_, items, value)) else kind(items)
+    found = {}
+    for name in _HELD.get(kind, ()):
+        old = getattr(value, name)
+        if type(old) not in _PLAIN and (new := _through(old, change)) is not old:
+            found[name] = new
+    return dataclasses.replace(value, **found) if found else value

@@ -44,6 +44,8 @@ class Codec:
 _CONSTANTS: Mapping[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "format"}
 
 
+_PLAIN = frozenset((bool, int, str, type(None)))  # what JSON has
+
 _NAN = '{"float":"nan"}'
 
 
@@ -60,6 +62,11 @@ class Records:
     ) -> None:
         self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
         self._tuples = {name: _tuple_fields(kind) for name, kind in self._classes.items()}
+        self._fields = {
+            kind: tuple(field.name for field in dataclasses.fields(kind))
+            for kind in self._classes.values()
+            if dataclasses.is_dataclass(kind)
+        }
         self._codecs = {codec.kind.__name__: codec for codec in codecs}
         self._namespaces = frozenset(namespaces)
 
@@ -91,8 +98,16 @@ class Records:
 
     def _write(self, value: object) -> Json:
         kind = type(value)
-        if value is None or kind in (bool, int, str):
+        if kind in _PLAIN:
             return value
+        names = self._fields.get(kind)
+        if names is not None:  # nearly all that there is
+            parts = [getattr(value, name) for name in names]
+            written = [part if type(part) in _PLAIN else self._write(part) for part in parts]
+            for place in self._tuples[kind.__name__]:
+                if type(written[place]) is dict and "tuple" in written[place]:
+                    written[place] = written[place]["tuple"]
+            return {"record": [kind.__name__, *written]}
         if kind is list or kind is immutable_list:  # as FX has one in a node
             return [self._write(item) for item in value]  # type: ignore[attr-defined]
         if kind is tuple or kind is torch.Size:
@@ -116,14 +131,8 @@ class Records:
             return {"record": [kind.__name__, *map(self._write, codec.parts(value))]}
         if self._classes.get(kind.__name__) is not kind:
             raise NotAsText(f"a {kind.__module__}.{kind.__qualname__}")
-        if isinstance(value, enum.Enum):
-            return {"member": [kind.__name__, value.name]}
-        fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        written = [self._write(getattr(value, field.name)) for field in fields]
-        for place in self._tuples[kind.__name__]:
-            if type(written[place]) is dict and "tuple" in written[place]:
-                written[place] = written[place]["tuple"]
-        return {"record": [kind.__name__, *written]}
+        assert isinstance(value, enum.Enum)
+        return {"member": [kind.__name__, value.name]}
 
     def _made(self, written: dict[str, Json]) -> object:
         """What one object of JSON stands for; those within it are made already."""
