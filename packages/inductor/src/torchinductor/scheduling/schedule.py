@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +25,9 @@ from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
 
+MadeT = TypeVar("MadeT")
+
+
 def schedule(
     lowered: Lowered, options: InductorOptions, traits_of: Callable[[torch.device], DeviceTraits] = plain_traits
 ) -> list[Operation]:
@@ -30,16 +35,16 @@ def schedule(
     cheap on an operation's device."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check_between_passes(options)(lowered.operations)
-    numbers = _Numbers(lowered)
+    numbers, known = _Numbers(lowered), _Known()
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
-    finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
+    finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of, known))
     if not early:
         return finished
     live = LiveBytes(lowered, finished)
     apart = live.held_early(finished, early)
     if not apart:
         return finished
-    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
+    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, known, apart))
     return other if max(live.during(other)) + UNSEEN < max(live.during(finished)) else finished
 
 
@@ -52,9 +57,25 @@ def _fused(operations: Sequence[Operation], outputs: set[str], fusion: _Fusion) 
         groups = join_columns(groups, fusion.traits_of, fusion.with_columns)
     groups = _topological(groups)
     check(group.operation for group in groups)
-    finished = _finished(groups, outputs, fusion.traits_of)
+    finished = _finished(groups, outputs, fusion.traits_of, fusion.known)
     check(finished)
     return finished, fusion.early
+
+
+class _Known:
+    """What was made of operations in one schedule: fusion that runs again meets most of them again."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[object, Any]] = {}
+
+    def __call__(self, operations: tuple[Operation, ...], further: Hashable, make: Callable[[], MadeT]) -> MadeT:
+        """What `make` makes of these very operations, and of what is `further` to them."""
+        key = (*map(id, operations), further)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = operations, make()  # they live as long as what goes by their ids
+        made: MadeT = found[1]
+        return made
 
 
 class _Numbers:
@@ -203,9 +224,11 @@ class _Fusion:
         options: InductorOptions,
         numbers: _Numbers,
         traits_of: Callable[[torch.device], DeviceTraits],
+        known: _Known,
         apart: Set[str] = frozenset(),
     ) -> None:
         self.options = options
+        self.known = known
         self.numbers = numbers
         self.traits_of = traits_of
         self.apart = apart
@@ -256,7 +279,9 @@ class _Fusion:
                 continue  # something between the two would have to run after the one and before the other
             if rest and len(self.groups) - self._first_waiting(group) > self.waiting:
                 continue
-            fused = self._joined(group, operation, reads, writes)
+            # A group's reads and writes are those of the operations that its own was made of.
+            both, join = (group.operation, operation), partial(self._joined, group, operation, reads, writes)
+            fused = self.known(both, None, join)
             if fused is None:
                 continue
             group.operation = fused
@@ -432,7 +457,7 @@ def _topological(groups: Sequence[Group]) -> list[Group]:
 
 
 def _finished(
-    groups: Sequence[Group], outputs: set[str], traits_of: Callable[[torch.device], DeviceTraits]
+    groups: Sequence[Group], outputs: set[str], traits_of: Callable[[torch.device], DeviceTraits], known: _Known
 ) -> list[Operation]:
     readers: dict[str, int] = {}
     for group in groups:
@@ -443,7 +468,8 @@ def _finished(
         operation = group.operation
         live = frozenset(b for b in group.writes if b in outputs or readers.get(b, 0) > 1)
         if isinstance(operation, Kernel):
-            operation = finish(operation, live, traits_of(operation.device))
+            made = partial(finish, operation, live, traits_of(operation.device))
+            operation = known((operation,), live, made)
         elif isinstance(operation, Template) and operation.kind == "matmul":
             operation = replace(operation, loops=finish(operation.loops, live, traits_of(operation.device)))
         result.append(operation)
