@@ -24,6 +24,7 @@ from torchinductor.ir.attention import Attention
 from torchinductor.ir.body import Body, Recorder
 from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.filter_gradient import FilterGradient
+from torchinductor.ir.forms import by_form, kernels_by_form
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
 from torchinductor.ir.operations import (
     Apply,
@@ -82,8 +83,10 @@ __all__ = [
     "Template",
     "TemplateKind",
     "ToDtype",
+    "by_form",
     "closure_of",
     "compute_dtype",
+    "kernels_by_form",
     "loops_of",
     "slice_of",
     "space",

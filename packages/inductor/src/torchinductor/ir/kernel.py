@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -14,7 +14,8 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import ONE, ZERO, number, variable
 from torchinductor.ir.body import Body
-from torchinductor.ir.operations import Indirect, Load, Numbers, ReduceColumn, Store
+from torchinductor.ir.forms import Form, form_of
+from torchinductor.ir.operations import Indirect, Load, ReduceColumn, Store
 from torchinductor.ops import PrintHandler
 
 Layout = TypeVar("Layout")
@@ -172,16 +173,9 @@ class Kernel:
         return frozenset(self.symbols) - {str(size) for size in (*shapes, *(axis.size for axis in self.axes))}
 
     @cached_property
-    def form(self) -> Hashable:
-        """All that it does, on memory of whatever names: kernels of one form are one text. Its layout has a hash."""
-        numbers = Numbers()
-        stages = [(stage.kind, tuple([op.unnamed(numbers) for op in stage.body.ops])) for stage in self.stages]
-        known = (self.buffers.get(name) for name in numbers.buffers)
-        memory = [None if found is None else (found.dtype, found.shape, found.strides) for found in known]
-        rows = tuple(map(numbers.of_buffer, self.rows))
-        local = frozenset(map(numbers.of_buffer, self.local))
-        over = tuple((numbers.of_buffer(written), numbers.of_buffer(read)) for written, read in self.in_place)
-        return (self.device, self.axes, tuple(stages), tuple(memory), rows, local, over, self.scatters, self.layout)
+    def form(self) -> Form:
+        """What it does, apart from its names."""
+        return form_of(self)
 
     def _note(self, buffer: str) -> str:
         over = [read for written, read in self.in_place if written == buffer]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, cast
+from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from torchinductor.indexing import rename
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 V = TypeVar("V")
+N = TypeVar("N", covariant=True)
 Renumber: TypeAlias = Callable[[int], int]
 Result: TypeAlias = V | tuple[V, ...] | None
 """What an operation gives on a handler: a value, those of a `Scan`, or none."""
@@ -40,22 +41,14 @@ class Replay(Generic[V]):
         return None if value is None else self.values[value]
 
 
-class Numbers:
-    """Names of buffers and of reductions by number, in the order in which they are first met."""
+class Names(Protocol[N]):
+    """What stands for the names of buffers, and of reductions."""
 
-    __slots__ = ("buffers", "keys")
+    def buffer(self, name: str) -> N:
+        """In the place of a buffer's name."""
 
-    def __init__(self) -> None:
-        self.buffers: dict[str, int] = {}
-        self.keys: dict[str, int] = {}
-
-    def of_buffer(self, name: str) -> int:
-        """A buffer's number."""
-        return self.buffers.setdefault(name, len(self.buffers))
-
-    def of_key(self, key: str) -> int:
-        """A reduction's number."""
-        return self.keys.setdefault(key, len(self.keys))
+    def key(self, key: str) -> N:
+        """In the place of a reduction's key."""
 
 
 class Operation:
@@ -82,8 +75,12 @@ class Operation:
         moved = {name: number(at) for name in self.TAKES if (at := getattr(self, name)) is not None}
         return replace(self, **moved) if moved else self  # type: ignore[type-var]
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        """What it does, whatever the names of buffers and reductions are: with their numbers in these names' place."""
+    def unnamed(self, names: Names[int]) -> Hashable:
+        """What it does, whatever the names of buffers and reductions are: with numbers in these names' place."""
+        return self
+
+    def renamed(self, names: Names[str]) -> Self:
+        """The operation on buffers and reductions of other names."""
         return self
 
     def replay(self, run: Replay[V]) -> Result[V]:
@@ -102,8 +99,11 @@ class Load(Operation):
     index: IntExpr
     mask: int | None = None
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        return (Load, self.dtype, numbers.of_buffer(self.buffer), self.index, self.mask)
+    def unnamed(self, names: Names[int]) -> Hashable:
+        return (Load, self.dtype, names.buffer(self.buffer), self.index, self.mask)
+
+    def renamed(self, names: Names[str]) -> Load:
+        return Load(self.dtype, names.buffer(self.buffer), self.index, self.mask)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.load(self.buffer, run.index(self.index), self.dtype, run.optional(self.mask))
@@ -127,9 +127,12 @@ class Store(Operation):
         """Whether the element is written whatever it was, in every iteration."""
         return self.mode == "set" and self.mask is None
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        buffer = numbers.of_buffer(self.buffer)
+    def unnamed(self, names: Names[int]) -> Hashable:
+        buffer = names.buffer(self.buffer)
         return (Store, self.dtype, buffer, self.index, self.value, self.mode, self.mask)
+
+    def renamed(self, names: Names[str]) -> Store:
+        return Store(self.dtype, names.buffer(self.buffer), self.index, self.value, self.mode, self.mask)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         value, mask = run.values[self.value], run.optional(self.mask)
@@ -144,7 +147,7 @@ class Constant(Operation):
     dtype: torch.dtype
     value: bool | int | float
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
+    def unnamed(self, names: Names[int]) -> Hashable:
         return (Constant, self.dtype, repr(self.value))  # 0.0 == -0.0, and nan != nan
 
     def replay(self, run: Replay[V]) -> Result[V]:
@@ -274,9 +277,13 @@ class Reduce(Operation):
     position: int | None = None
     about: str | None = None
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        about = None if self.about is None else numbers.of_key(self.about)
-        return (Reduce, self.dtype, self.kind, numbers.of_key(self.key), self.value, self.position, about)
+    def unnamed(self, names: Names[int]) -> Hashable:
+        about = None if self.about is None else names.key(self.about)
+        return (Reduce, self.dtype, self.kind, names.key(self.key), self.value, self.position, about)
+
+    def renamed(self, names: Names[str]) -> Reduce:
+        about = None if self.about is None else names.key(self.about)
+        return Reduce(self.dtype, self.kind, names.key(self.key), self.value, self.position, about)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         value, position = run.values[self.value], run.optional(self.position)
@@ -298,8 +305,11 @@ class ReduceColumn(Operation):
     key: str
     value: int
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        return (ReduceColumn, self.dtype, self.kind, numbers.of_key(self.key), self.value)
+    def unnamed(self, names: Names[int]) -> Hashable:
+        return (ReduceColumn, self.dtype, self.kind, names.key(self.key), self.value)
+
+    def renamed(self, names: Names[str]) -> ReduceColumn:
+        return ReduceColumn(self.dtype, self.kind, names.key(self.key), self.value)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         run.handler.reduce_column(self.kind, self.key, run.values[self.value])
@@ -313,8 +323,11 @@ class Carried(Operation):
     dtype: torch.dtype
     key: str
 
-    def unnamed(self, numbers: Numbers) -> Hashable:
-        return (Carried, self.dtype, numbers.of_key(self.key))
+    def unnamed(self, names: Names[int]) -> Hashable:
+        return (Carried, self.dtype, names.key(self.key))
+
+    def renamed(self, names: Names[str]) -> Carried:
+        return Carried(self.dtype, names.key(self.key))
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.carried(self.key, self.dtype)

@@ -204,9 +204,9 @@ def in_parts(kernel: Kernel, parts: IntExpr) -> tuple[Kernel, Kernel]:
     loops = (part, *kernel.axes)
     ends = (*(replace(a, inner=False) for a in kernel.inner), replace(part, part=False, inner=True))
     partial, total = Recorder({a.name: a.size for a in loops}), Recorder({a.name: a.size for a in ends})
-    for op in kernel.column_reductions:
+    for place_of, op in enumerate(kernel.column_reductions):
         dtype = compute_dtype(op.dtype)
-        name = f"{kernel.name}_{op.key}_partial"
+        name = f"{kernel.name}_partial{place_of}"
         buffers[name] = Buffer(name, dtype, kernel.device, sizes, strides)
         partial.store(name, place, partial.carried(op.key, dtype))
         total.reduce(op.kind, op.key, total.load(name, place, dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from torchinductor.ir import (
     Stage,
     Store,
     closure_of,
+    kernels_by_form,
 )
 from torchinductor.scheduling.axes import merge_axes
 from torchinductor.schemas import DeviceTraits
@@ -94,10 +95,19 @@ class _Merging(Recorder):
 
 def finish(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) -> Kernel:
     """`live` names the buffers that anybody but this kernel reads."""
+    numbers = tuple(number for number, name in enumerate(kernel.form.buffers) if name in live)
+    (finished,) = _finished(kernel, numbers, traits)
+    return finished
+
+
+@kernels_by_form
+def _finished(kernel: Kernel, numbers: tuple[int, ...], traits: DeviceTraits) -> Sequence[Kernel]:
+    """The same with the numbers of these buffers in the kernel's form."""
     if kernel.scatters:
-        return merge_axes(kernel)
+        return (merge_axes(kernel),)
+    live = frozenset(kernel.form.buffers[number] for number in numbers)
     merged = _merge_stages(kernel, live, traits)
-    return merge_axes(_without_dead_stores(merged, live))
+    return (merge_axes(_without_dead_stores(merged, live)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchinductor.codegen.by_form import by_form
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text, symbol_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_elements
 from torchinductor.codegen.naming import PLACEHOLDER
 from torchinductor.indexing import product
-from torchinductor.ir import Body, Indirect, Kernel
+from torchinductor.ir import Body, Indirect, Kernel, by_form
 from torchinductor.ops import Fault
 
 

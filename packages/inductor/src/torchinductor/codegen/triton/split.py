@@ -15,7 +15,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import ZERO, contiguous_strides, dot, number, product
-from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage, compute_dtype
+from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage, compute_dtype, kernels_by_form
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.scheduling.columns import in_parts
 
@@ -36,7 +36,8 @@ class Cut(NamedTuple):
         return self.chunks * (product(a.size for a in self.whole).as_int() or 1)
 
 
-def split_reductions(kernel: Kernel) -> list[Kernel]:
+@kernels_by_form
+def split_reductions(kernel: Kernel) -> Sequence[Kernel]:
     """The kernel itself, or several that do its work in order, planned. Sizes must be static for a split; of a kernel
     with sums of columns, the columns'."""
     if kernel.column_reductions:
@@ -166,8 +167,8 @@ class _Splitter:
     def outer_index(self, buffer: Buffer) -> IntExpr:
         return dot([a.var for a in self.kernel.outer], buffer.strides)
 
-    def _workspace(self, key: str, dtype: torch.dtype, kind: str, sizes: list[IntExpr]) -> Buffer:
-        name = f"{self.kernel.name}_{key}_{kind}"
+    def _workspace(self, dtype: torch.dtype, kind: str, sizes: list[IntExpr]) -> Buffer:
+        name = f"{self.kernel.name}_{kind}{len(self.buffers) - len(self.kernel.buffers)}"
         buffer = Buffer(name, dtype, self.kernel.device, tuple(sizes), contiguous_strides(sizes))
         self.buffers[name] = buffer
         return buffer
@@ -204,7 +205,7 @@ class _Splitter:
         split = splits[-1]
         reductions = {op.key: op for op in body.of(Reduce)}
         partial = {
-            key: self._workspace(key, compute_dtype(op.dtype), "partial", [a.size for a in (*splits, *outer)])
+            key: self._workspace(compute_dtype(op.dtype), "partial", [a.size for a in (*splits, *outer)])
             for key, op in reductions.items()
         }
         # Chunks into the workspace.
@@ -241,7 +242,7 @@ class _Splitter:
         fresh: dict[str, Buffer] = {}
         for key in sorted(needed):
             dtype = compute_dtype(reductions[key].dtype)
-            fresh[key] = self._workspace(key, dtype, "total", [a.size for a in outer])
+            fresh[key] = self._workspace(dtype, "total", [a.size for a in outer])
             keep.store(fresh[key].name, self.outer_index(fresh[key]), Recorder.carried(keep, key, dtype))
         if fresh:
             stages.append(Stage("outer", keep.body()))

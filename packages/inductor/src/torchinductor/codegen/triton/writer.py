@@ -8,10 +8,9 @@ from itertools import count
 from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.codegen.by_form import by_form
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
-from torchinductor.ir import Axis, Kernel
+from torchinductor.ir import Axis, Kernel, by_form
 
 from .expressions import POINTER_TYPES, Unsupported, helpers_of
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
