@@ -23,8 +23,8 @@ from primtorch.promotion import REDUCED_PRECISION, compute_dtype
 from torchinductor.ir.attention import Attention
 from torchinductor.ir.body import Body, Recorder
 from torchinductor.ir.bundle import Bundle
+from torchinductor.ir.by_form import by_form, kernels_by_form
 from torchinductor.ir.filter_gradient import FilterGradient
-from torchinductor.ir.forms import by_form, kernels_by_form
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
 from torchinductor.ir.operations import (
     Apply,

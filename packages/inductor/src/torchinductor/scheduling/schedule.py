@@ -12,7 +12,7 @@ import torch
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
+from torchinductor.ir import Kernel, Load, Stage, Store, Template, kernels_by_form, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
@@ -328,13 +328,8 @@ class _Fusion:
         assert isinstance(group.operation, Kernel)
         if not self._may_join(group, operation, second.reads, second.writes):
             return None
-        joined = join(group.operation, operation)
-        if joined is None:
-            return None
-        axes, ours, theirs = joined
-        origins = (*group.operation.origins, *operation.origins)
-        made = replace(group.operation, axes=axes, stages=(*ours, *theirs), origins=origins)
-        return made if _sound(made, len(ours), group.writes & second.reads) else None
+        shared = _numbers_of(group.writes & second.reads, group.operation)
+        return next(iter(_with_columns(group.operation, operation, shared)), None)
 
     def _may_join(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> bool:
         assert isinstance(group.operation, (Kernel, Template))
@@ -350,22 +345,14 @@ class _Fusion:
     def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | Template | None:
         assert isinstance(group.operation, (Kernel, Template))
         template = group.operation if isinstance(group.operation, Template) else None
-        first = loops_of(group.operation)
         if not self._may_join(group, operation, reads, writes):
             return None
-        for left, right in _in_orders(first, operation, template is None):
-            joined = join(left, right)
-            if joined is None:
-                continue
-            axes, ours, theirs = joined
-            made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *operation.origins))
-            if not _sound(made, len(ours), group.writes & reads):
-                continue
-            if template is not None:
-                return replace(template, loops=made) if all(s.kind == "outer" for s in theirs) else None
-            if _worth(first, operation, made, self.traits_of(made.device)):
-                return made
-        return None
+        first = loops_of(group.operation)
+        shared = _numbers_of(group.writes & reads, first)
+        if template is None:
+            return next(iter(_one_kernel(first, operation, shared, self.traits_of(first.device))), None)
+        loops = next(iter(_behind_product(first, operation, shared)), None)
+        return None if loops is None else replace(template, loops=loops)
 
 
 def _add(table: dict[str, list[int]], key: str, number: int) -> None:
@@ -388,6 +375,53 @@ def _in_orders(first: Kernel, second: Kernel, either: bool) -> Iterator[tuple[Ke
     first_by_rows = by_rows(first) if either else None
     if first_by_rows is not None:
         yield first_by_rows, second
+
+
+def _numbers_of(buffers: Set[str], kernel: Kernel) -> tuple[int, ...]:
+    """The numbers of these buffers in a kernel's form."""
+    return tuple([number for number, name in enumerate(kernel.form.buffers) if name in buffers]) if buffers else ()
+
+
+@kernels_by_form
+def _one_kernel(first: Kernel, second: Kernel, shared: tuple[int, ...], traits: DeviceTraits) -> Sequence[Kernel]:
+    """Two kernels as one, where they may be and it pays; `shared`: the numbers, in the first one's form, of what it
+    writes for the second one."""
+    for left, right in _in_orders(first, second, either=True):
+        made, _ = _put_together(first, left, right, shared)
+        if made is not None and _worth(first, second, made, traits):
+            return (made,)
+    return ()
+
+
+@kernels_by_form
+def _behind_product(first: Kernel, second: Kernel, shared: tuple[int, ...]) -> Sequence[Kernel]:
+    """The loops of a product with those of a kernel that runs over its results, point by point."""
+    for left, right in _in_orders(first, second, either=False):
+        made, stages = _put_together(first, left, right, shared)
+        if made is not None:
+            return (made,) if all(stage.kind == "outer" for stage in stages) else ()
+    return ()
+
+
+@kernels_by_form
+def _with_columns(rows: Kernel, sums: Kernel, shared: tuple[int, ...]) -> Sequence[Kernel]:
+    """A kernel of rows with one of sums of columns, which is turned round."""
+    made, _ = _put_together(rows, rows, sums, shared)
+    return () if made is None else (made,)
+
+
+def _put_together(
+    first: Kernel, left: Kernel, right: Kernel, shared: tuple[int, ...]
+) -> tuple[Kernel | None, tuple[Stage, ...]]:
+    """Both kernels' stages under the first one's name, and the right one's, where they fit and it reads what `first`
+    writes where that writes it."""
+    joined = join(left, right)
+    if joined is None:
+        return None, ()
+    axes, ours, theirs = joined
+    made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *right.origins))
+    names = {first.form.buffers[number] for number in shared}
+    return (made if _sound(made, len(ours), names) else None), theirs
 
 
 def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:
