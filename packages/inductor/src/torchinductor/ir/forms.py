@@ -9,6 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchinductor.ir.kernel import Kernel
 
+class Content:
+    """All that a kernel does, as a key: its parts are gone through once for their hash, and not at all to find out that
+    it is itself."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Content) and self._hash == other._hash and self._parts == other._parts
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """A kernel apart from its names.
@@ -18,7 +37,7 @@ class Form:
         buffers, keys: the names of its buffers and of its reductions, in the order in which it first has them.
     """
 
-    content: Hashable
+    content: Content
     buffers: tuple[str, ...]
     keys: tuple[str, ...]
 
@@ -49,5 +68,5 @@ def form_of(kernel: Kernel) -> Form:
     known = (kernel.buffers.get(name) for name in numbers.buffers)
     memory = [None if found is None else (found.dtype, found.shape, found.strides) for found in known]
     flags = kernel.device, kernel.scatters, kernel.layout
-    content = (flags, kernel.axes, tuple(stages), tuple(memory), rows, local, over)
+    content = Content(flags, kernel.axes, tuple(stages), tuple(memory), rows, local, over)
     return Form(content, tuple(numbers.buffers), tuple(numbers.keys))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
 
 import torch
 
@@ -25,9 +23,6 @@ from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
 
-MadeT = TypeVar("MadeT")
-
-
 def schedule(
     lowered: Lowered, options: InductorOptions, traits_of: Callable[[torch.device], DeviceTraits] = plain_traits
 ) -> list[Operation]:
@@ -35,16 +30,16 @@ def schedule(
     cheap on an operation's device."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check_between_passes(options)(lowered.operations)
-    numbers, known = _Numbers(lowered), _Known()
+    numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
-    finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of, known))
+    finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
     if not early:
         return finished
     live = LiveBytes(lowered, finished)
     apart = live.held_early(finished, early)
     if not apart:
         return finished
-    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, known, apart))
+    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
     return other if max(live.during(other)) + UNSEEN < max(live.during(finished)) else finished
 
 
@@ -57,25 +52,9 @@ def _fused(operations: Sequence[Operation], outputs: set[str], fusion: _Fusion) 
         groups = join_columns(groups, fusion.traits_of, fusion.with_columns)
     groups = _topological(groups)
     check(group.operation for group in groups)
-    finished = _finished(groups, outputs, fusion.traits_of, fusion.known)
+    finished = _finished(groups, outputs, fusion.traits_of)
     check(finished)
     return finished, fusion.early
-
-
-class _Known:
-    """What was made of operations in one schedule: fusion that runs again meets most of them again."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, tuple[object, Any]] = {}
-
-    def __call__(self, operations: tuple[Operation, ...], further: Hashable, make: Callable[[], MadeT]) -> MadeT:
-        """What `make` makes of these very operations, and of what is `further` to them."""
-        key = (*map(id, operations), further)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = operations, make()  # they live as long as what goes by their ids
-        made: MadeT = found[1]
-        return made
 
 
 class _Numbers:
@@ -224,11 +203,9 @@ class _Fusion:
         options: InductorOptions,
         numbers: _Numbers,
         traits_of: Callable[[torch.device], DeviceTraits],
-        known: _Known,
         apart: Set[str] = frozenset(),
     ) -> None:
         self.options = options
-        self.known = known
         self.numbers = numbers
         self.traits_of = traits_of
         self.apart = apart
@@ -279,9 +256,7 @@ class _Fusion:
                 continue  # something between the two would have to run after the one and before the other
             if rest and len(self.groups) - self._first_waiting(group) > self.waiting:
                 continue
-            # A group's reads and writes are those of the operations that its own was made of.
-            both, join = (group.operation, operation), partial(self._joined, group, operation, reads, writes)
-            fused = self.known(both, None, join)
+            fused = self._joined(group, operation, reads, writes)
             if fused is None:
                 continue
             group.operation = fused
@@ -491,7 +466,7 @@ def _topological(groups: Sequence[Group]) -> list[Group]:
 
 
 def _finished(
-    groups: Sequence[Group], outputs: set[str], traits_of: Callable[[torch.device], DeviceTraits], known: _Known
+    groups: Sequence[Group], outputs: set[str], traits_of: Callable[[torch.device], DeviceTraits]
 ) -> list[Operation]:
     readers: dict[str, int] = {}
     for group in groups:
@@ -502,8 +477,7 @@ def _finished(
         operation = group.operation
         live = frozenset(b for b in group.writes if b in outputs or readers.get(b, 0) > 1)
         if isinstance(operation, Kernel):
-            made = partial(finish, operation, live, traits_of(operation.device))
-            operation = known((operation,), live, made)
+            operation = finish(operation, live, traits_of(operation.device))
         elif isinstance(operation, Template) and operation.kind == "matmul":
             operation = replace(operation, loops=finish(operation.loops, live, traits_of(operation.device)))
         result.append(operation)
