@@ -58,10 +58,10 @@ def bytes_of(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> dict[str, i
     """
     touched: dict[str, dict[IntExpr, int]] = {name: {} for name in kernel.arguments}
     for stage in kernel.stages:
-        for (buffer, index), over in stage.body.places.items():
-            if buffer not in kernel.rows:
+        for (place, index), over in stage.body.places.items():
+            if place not in kernel.rows:
                 points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
-                touched[buffer][index] = points
+                touched[place][index] = points
     result: dict[str, int] = {}
     for name, places in touched.items():
         buffer = kernel.buffers[name]

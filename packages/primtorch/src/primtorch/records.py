@@ -62,7 +62,7 @@ class Records:
     ) -> None:
         self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
         self._tuples = {name: _tuple_fields(kind) for name, kind in self._classes.items()}
-        self._fields = {
+        self._fields: dict[type, tuple[str, ...]] = {
             kind: tuple(field.name for field in dataclasses.fields(kind))
             for kind in self._classes.values()
             if dataclasses.is_dataclass(kind)

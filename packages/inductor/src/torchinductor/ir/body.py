@@ -70,10 +70,10 @@ class Body:
         depends: list[frozenset[str]] = []
         for op in self.ops if self.faults else ():
             names = {name for expr in op.indices for name in expr.symbols()}
-            own = frozenset().union(*(computed.get(name, (name,)) for name in names), *(depends[a] for a in op.operands))
-            depends.append(own)
+            own = frozenset().union(*(computed.get(name, (name,)) for name in names))
+            depends.append(own.union(*(depends[a] for a in op.operands)))
             if isinstance(op, Indirect):
-                computed[op.symbol] = own
+                computed[op.symbol] = depends[-1]
         return {
             (op.buffer, op.index): frozenset().union(*(computed.get(name, (name,)) for name in op.index.symbols()))
             for op in self.accesses

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchinductor.ir.kernel import Kernel
 
+
 class Content:
     """All that a kernel does, as a key: its parts are gone through once for their hash, and not at all to find out that
     it is itself."""

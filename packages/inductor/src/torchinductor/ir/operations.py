@@ -17,7 +17,7 @@ from torchinductor.indexing import rename
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 V = TypeVar("V")
-N = TypeVar("N", covariant=True)
+NameT_co = TypeVar("NameT_co", covariant=True)
 Renumber: TypeAlias = Callable[[int], int]
 Result: TypeAlias = V | tuple[V, ...] | None
 """What an operation gives on a handler: a value, those of a `Scan`, or none."""
@@ -41,13 +41,13 @@ class Replay(Generic[V]):
         return None if value is None else self.values[value]
 
 
-class Names(Protocol[N]):
+class Names(Protocol[NameT_co]):
     """What stands for the names of buffers, and of reductions."""
 
-    def buffer(self, name: str) -> N:
+    def buffer(self, name: str) -> NameT_co:
         """In the place of a buffer's name."""
 
-    def key(self, key: str) -> N:
+    def key(self, key: str) -> NameT_co:
         """In the place of a reduction's key."""
 
 

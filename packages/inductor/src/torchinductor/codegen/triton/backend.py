@@ -98,7 +98,7 @@ class TritonBackend(CodegenBackend):
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Planned kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
-        return split_reductions(kernel)
+        return list(split_reductions(kernel))
 
     def legalize_template(self, template: Template, options: InductorOptions) -> list[Kernel | Template]:
         """One that sums up over many programs is their sums and the end of these."""
