@@ -53,9 +53,11 @@ class Numbers:
         self.keys: dict[str, int] = {}
 
     def buffer(self, name: str) -> int:
+        """A buffer's number."""
         return self.buffers.setdefault(name, len(self.buffers))
 
     def key(self, key: str) -> int:
+        """A reduction's number."""
         return self.keys.setdefault(key, len(self.keys))
 
 
