@@ -24,8 +24,9 @@ from aotautograd.schemas import (
     SavedReport,
     ViewStep,
 )
+from primtorch import symbolic
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, symbol
+from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, symbol
 from primtorch.symbolic.expr import intern_symbol
 
 RecordT = TypeVar("RecordT")
@@ -136,13 +137,7 @@ class _NamesOfData:
 
 def spelt(record: RecordT) -> RecordT:
     """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
-
-    def spell(value: object) -> object:
-        if isinstance(value, torch.SymInt):
-            return expr_of(value)
-        return float_expr_of(value) if isinstance(value, torch.SymFloat) else value
-
-    found: RecordT = _through(record, spell)
+    found: RecordT = _through(record, symbolic.spelt)
     return found
 
 
@@ -150,13 +145,7 @@ def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:
     """What `spelt` spelt out, with numbers of an environment that knows the symbols."""
     if env is None:
         return record
-
-    def bind(value: object) -> object:
-        if isinstance(value, IntExpr):
-            return torch.SymInt(SymNode(value, env.hint(value), env))
-        return torch.SymFloat(SymNode(value, env.hint(value), env)) if isinstance(value, FloatExpr) else value
-
-    found: RecordT = _through(record, bind)
+    found: RecordT = _through(record, lambda value: symbolic.bound(value, env))
     return found
 
 

@@ -25,9 +25,8 @@ from primtorch.ledger import Event
 from primtorch.withheld import COLLECTOR
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import continue_after, has_rule, started
-from torchdynamo.after_break.place import Resume, Varied
 from torchdynamo.after_break.rerun import Rerun, communicates, has_effects, switched_states
-from torchdynamo.after_break.resume import Entrance, make_resume, origin_of, written_code
+from torchdynamo.after_break.resume import origin_of, written_code
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
     AsksNumber,
@@ -61,7 +60,7 @@ from torchdynamo.graph.torch_functions import home_of
 from torchdynamo.guards.global_state import function_modes, global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.guards.memory_guards import guard_written_memory, guard_written_objects, written_inputs
-from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
+from torchdynamo.guards.shape_guards import add_shape_guards
 from torchdynamo.interpreter.bytecode_text import bytecode_text
 from torchdynamo.interpreter.decode import flat_size
 from torchdynamo.interpreter.protocol import Marker
@@ -167,8 +166,8 @@ def _found(state: Function, frames: CallFrames | None) -> Entry | None:
     except DataDependent:
         return None
     with _own_faults(state), _without_classes():
-        state.stats.add(found=1)
-        return _entry(state, emitted, compiled_graph)
+        state.stats.add(found=emitted.graph is not None)
+        return _entry(state, emitted.with_asked(), compiled_graph)
 
 
 def _foreseen(state: Function) -> Marker:
@@ -221,8 +220,7 @@ def _convert(
         broke = as_break(error)
         return state.no_graph(GraphBreak(broke.reason, broke.detail, error.frames or state.frames()))
     with _own_faults(state), _without_classes():
-        if finished.graph is not None:  # what the back end took for granted of numbers
-            emitted = replace(emitted, guards=emitted.guards + shape_guards(outside, finished.asked))
+        emitted = emitted.with_asked()
         if frames is not None and text is not None and state.stats.ledger.events == told:
             frames.keep(text)
         return _entry(state, emitted, compiled_graph)
@@ -484,8 +482,8 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
                 tail = [f"return {codegen.value(value)}"]
             case Stopped(graph_break=graph_break) as stopped:
                 caller = stopped.frames[-1].frame.function
-                hook = None if state.nested is None else state.nested.hook
-                tail = continue_after(codegen, stopped, _resume_factory(state), hook)
+                assert state.nested is not None
+                tail = continue_after(codegen, stopped, state.nested.resume, state.nested.hook)
             case ending:
                 raise InternalError(f"no code for a capture that ended in {type(ending).__name__}")
         codegen.side_effects()
@@ -509,40 +507,6 @@ def _refuse_leaves(outside: Outside, codegen: Codegen) -> None:
     leaf = first_leaf_behind(leaving, outside.recorder.leaves) if outside.recorder.leaves else -1
     if leaf >= 0:
         raise LeafOutlivesGraph("derivatives by a tensor that the program makes are taken behind the graph", leaf)
-
-
-def _resume_factory(state: Function) -> Resume:
-    """Continuations, one for each place, stack layout, set of bound variables and chain of frames inside of it.
-
-    All functions share them.
-    """
-    nested = state.nested
-    assert nested is not None
-
-    def resume(
-        function: types.FunctionType,
-        entrance: Entrance,
-        compiled: bool,
-        within: tuple[types.FunctionType, ...],
-        varied: Varied,
-    ) -> object:
-        key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
-        found = nested.resumes.get(key)
-        if found is None:
-            made = make_resume(function, entrance)
-            if compiled:
-                part = nested.part(made)
-                found = part.callable(), part
-            else:
-                nested.leave_alone(made)
-                found = made, None
-            nested.resumes[key] = found
-        entered, rest = found
-        if rest is not None:
-            rest.learn_varied(varied)
-        return entered
-
-    return resume
 
 
 def _finish(state: Function, generated: Generated, ambient: GlobalState) -> Finishing:
@@ -621,6 +585,8 @@ def _emitted(state: Function, generated: Generated, finished: Finishing) -> Emit
         states=() if graph is None else switched_states(graph),
         communicates=graph is not None and communicates(graph),
         programs=tuple((module, code) for code, module in interpreted.items()),
+        symbols=outside,
+        asked=finished.asked,
     )
 
 

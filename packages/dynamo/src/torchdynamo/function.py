@@ -25,7 +25,8 @@ from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
-from torchdynamo.after_break.resume import origin_of
+from torchdynamo.after_break.place import Varied
+from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.capture import Lines, Raised, as_user_frames, lines_from, passes
 from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.emit.emitted import Emitted
@@ -493,13 +494,33 @@ class Function:
         return entry
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The rest of a function behind a break.
+
+    Attributes:
+        function: whose code is entered.
+        compiled: whether it is captured on its own.
+        within: the plain continuations of the frames inside of it.
+        entered: the callable that enters it.
+    """
+
+    function: types.FunctionType
+    entrance: Entrance
+    compiled: bool
+    within: tuple[types.FunctionType, ...]
+    entered: object
+    part: Function | None
+
+
 class Nested:
     """Captures functions that broken code calls for real: found by the frame hook while such a call runs."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments  # of a `Function`, behind the function itself
         self.parts: list[Function] = []
-        self.resumes: dict[tuple[object, ...], tuple[object, Function | None]] = {}
+        self._continuations: dict[tuple[object, ...], Continuation] = {}
+        self._entered: dict[int, Continuation] = {}  # by what enters them
         self._answered: Counter[types.CodeType] = Counter()  # functions of it that have callables of their own
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
@@ -516,6 +537,34 @@ class Nested:
         part = Function(function, *self.arguments, nested=self, found=found)
         self.parts.append(part)
         return part
+
+    def resume(
+        self,
+        function: types.FunctionType,
+        entrance: Entrance,
+        compiled: bool,
+        within: tuple[types.FunctionType, ...],
+        varied: Varied,
+    ) -> object:
+        """What enters a function's code so: one for each place, stack layout, set of bound variables and chain of frames
+        inside of it. All functions share them."""
+        key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
+        found = self._continuations.get(key)
+        if found is None:
+            made = make_resume(function, entrance)
+            part = self.part(made) if compiled else None
+            if part is None:
+                self.leave_alone(made)
+            entered = made if part is None else part.callable()
+            found = self._continuations[key] = Continuation(function, entrance, compiled, within, entered, part)
+            self._entered[id(entered)] = found
+        if found.part is not None:
+            found.part.learn_varied(varied)
+        return found.entered
+
+    def continuation(self, entered: object) -> Continuation | None:
+        """What `resume` gave `entered` for."""
+        return self._entered.get(id(entered))
 
     def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
         """The frame hook's answer: a callable, None (the function runs as it is), False (so does all that it calls).

@@ -13,6 +13,7 @@ import dis
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torchdynamo._C import Hook, hook_enabled
 from torchdynamo.after_break import steps
@@ -76,18 +77,20 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, hook: Hoo
     while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and here.frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
     if hook is not None:
-        place.around = functools.partial(_with_hook, hook)
+        place.around = functools.partial(Hooked, hook)
     return [f"return {place.enter(start_of(here, index), here.stack, [], compiled=False)}"]
 
 
-def _with_hook(hook: Hook, entry: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
+@dataclass(frozen=True, slots=True)
+class Hooked:
     """Enters a continuation that runs as it is, for the functions that it calls."""
 
-    def entered(state: list[object]) -> object:
-        with hook_enabled(hook):
-            return entry(state)
+    hook: Hook
+    entry: Callable[[list[object]], object]
 
-    return entered
+    def __call__(self, state: list[object]) -> object:
+        with hook_enabled(self.hook):
+            return self.entry(state)
 
 
 def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -11,6 +11,7 @@ from torch import fx
 from primtorch.ambient import Ambient
 from torchdynamo._C import GuardTree
 from torchdynamo.emit.graph_inputs import GraphInput
+from torchdynamo.guards.shape_guards import Symbols, shape_guards
 from torchdynamo.schemas import GraphBreak, Guard
 
 
@@ -27,6 +28,8 @@ class Emitted:
         states: what the graph switches.
         communicates: whether it holds collectives.
         programs: the program's code that this stands for, with its module.
+        symbols: what is known of numbers that are known at each call alone.
+        asked: how many relations of these are among the guards; what the back end asks comes behind.
         tree: of the guards, where they were asked already.
     """
 
@@ -41,4 +44,11 @@ class Emitted:
     states: tuple[Ambient, ...]
     communicates: bool
     programs: tuple[tuple[str, types.CodeType], ...]
+    symbols: Symbols
+    asked: int
     tree: GuardTree | None = None
+
+    def with_asked(self) -> Emitted:
+        """The same, guarded by what the back end took for granted of numbers."""
+        more = shape_guards(self.symbols, self.asked) if self.graph is not None else ()
+        return replace(self, guards=self.guards + more, tree=None) if more else self

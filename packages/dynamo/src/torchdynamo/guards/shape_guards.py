@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 import torch
 
@@ -16,6 +17,22 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram
 from torchdynamo.size_marks import SizeMark
 from torchdynamo.sources import Source, TensorSize, TensorStride
+
+
+class Symbols(Protocol):
+    """What is known of a frame's symbols: `Outside`, or what another process has written."""
+
+    @property
+    def shape_env(self) -> ShapeEnv:
+        """Which symbols there are, and what is known of them."""
+
+    @property
+    def symbol_sources(self) -> dict[str, Source]:
+        """Where each is read."""
+
+    @property
+    def promised(self) -> dict[str, SizeMark]:
+        """What the user said of them."""
 
 
 def add_shape_guards(outside: Outside) -> None:
@@ -40,26 +57,26 @@ def add_shape_guards(outside: Outside) -> None:
                 guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text))
 
 
-def shape_guards(outside: Outside, first: int = 0) -> tuple[Guard, ...]:
+def shape_guards(known: Symbols, first: int = 0) -> tuple[Guard, ...]:
     """The relations that were asked, from number `first` on."""
-    env, sources = outside.shape_env, outside.symbol_sources
+    env, sources = known.shape_env, known.symbol_sources
     found = []
     for guard in env.guards[first:]:
         symbols = {name: sources[name] for name in env.roots(guard.expr.symbols(), simplified=False)}
         text = readable(str(guard.expr), env, sources)
-        for name, mark in outside.promised.items():
+        for name, mark in known.promised.items():
             if symbols.keys() == {name}:
-                _keep_promise(name, mark, guard, text, outside)
+                _keep_promise(name, mark, guard, text, known)
         shape = ShapeProgram(env.spelt_out(guard.expr.program()), symbols, text)
         found.append(Guard(None, GuardKind.SHAPE, shape, guard.stack))
     return tuple(found)
 
 
-def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, outside: Outside) -> None:
+def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, known: Symbols) -> None:
     """Raises SizeNotDynamic where a relation that the program asked leaves one size, or not all that were promised."""
-    hint = outside.shape_env.symbols[name].hint
+    hint = known.shape_env.symbols[name].hint
     assert isinstance(hint, int)
-    program = outside.shape_env.spelt_out(guard.expr.program())
+    program = known.shape_env.spelt_out(guard.expr.program())
     bounds = [bound for bound in (mark.low, mark.high) if bound is not None]
     refused = [size for size in bounds if not run_program(program, {name: size})]
     low, high = mark.low or 2, mark.high or 1 << 40
@@ -67,7 +84,7 @@ def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, outsi
     alone = all(size == hint or not run_program(program, {name: size}) for size in others)
     if not refused and not (alone and low != high):
         return
-    where = source_text(outside.symbol_sources[name])
+    where = source_text(known.symbol_sources[name])
     frame = guard.stack[-1] if guard.stack else None
     asked = f"\n  asked at {frame.file}:{frame.line} in {frame.function}" if frame is not None else ""
     what = f"{where} cannot be {refused[0]}" if refused else f"{where} can only be {hint}"

@@ -24,6 +24,8 @@ from torch import nn
 from primtorch.ambient import AMBIENT
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.records import NotARecord, NotAsText, Records
+from primtorch.symbolic import Learnt
+from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from primtorch.withheld import COLLECTOR
 from torchdynamo._C import GuardTree
 from torchdynamo.after_break.resume import origin_of
@@ -32,20 +34,24 @@ from torchdynamo.emit.graph_inputs import GraphInput, takes_floats
 from torchdynamo.function import Function
 from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import print_guards
-from torchdynamo.kept import graphs
+from torchdynamo.kept import graphs, symbols
 from torchdynamo.kept.contents import Contents, NotKept, code_digest
+from torchdynamo.kept.continuations import Continuations
 from torchdynamo.kept.names import Finder, Namer, module_of
 from torchdynamo.kept.rows import Named, Reader, Row, Writer, is_plain
+from torchdynamo.kept.symbols import KnownSymbols
+from torchdynamo.kept.taught import Taught, teach
 from torchdynamo.marks import marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
 from torchdynamo.outside.outside import Outside
-from torchdynamo.schemas import GlobalState
+from torchdynamo.reasons import OF_EACH_LENGTH
+from torchdynamo.schemas import GlobalState, GraphBreak
 from torchdynamo.size_marks import size_marks
 from torchdynamo.sources import Scope, Source, own_dict, resolve
 
 _log = logging.getLogger("torchdynamo")
 
-FORMAT = 1
+FORMAT = 2
 MOST_FRAMES = 4  # under one key
 
 
@@ -62,6 +68,10 @@ class KeptFrame:
         answers: [function, arguments, answer] of torch's questions about the process.
         codes: [module, function, way] of the code that was interpreted.
         states: names of what the graph switches.
+        graph_break: [reason, detail, stack] of what ends the graph; empty where nothing does.
+        taught: what the capture has taught of the function (`taught.Taught`).
+        learnt, read, promised: of numbers that are known at each call alone (`symbols.written`).
+        marks: [source, marks of sizes] of tensors that have some (`symbols.marks_of`).
     """
 
     names: list[Row]
@@ -83,9 +93,15 @@ class KeptFrame:
     module: str | None
     written: list[int]
     states: list[str]
+    graph_break: Row
+    taught: Row
+    learnt: Learnt
+    read: list[Row]
+    promised: list[Row]
+    marks: list[Row]
 
 
-_RECORDS = Records((KeptFrame, Named, GlobalState, *graphs.CLASSES), codecs=graphs.CODECS)
+_RECORDS = Records((KeptFrame, Named, GlobalState, *graphs.CLASSES, *SYMBOLIC), codecs=graphs.CODECS)
 
 
 class Texts(Protocol):
@@ -116,7 +132,8 @@ class KeptFrames:
         if not _is_plain_call(state):
             return None
         try:
-            return KeptCall(self.texts, state, flat, _key(state, flat))
+            taught = Taught.to(state)
+            return KeptCall(self.texts, state, flat, _key(state, flat, taught), taught)
         except NotKept:  # code that holds any objects
             return None
 
@@ -127,17 +144,19 @@ class KeptCall:
 
     Attributes:
         key: says how the call looks.
+        taught: what earlier captures have taught.
     """
 
     texts: Texts
     state: Function
     flat: Sequence[object]
     key: str
+    taught: Taught
 
     @COLLECTOR.off()
     def find(self) -> Emitted | None:
         """What another process captured of such a call, where all that it read is the same here."""
-        contents, function = Contents(), self.state.function
+        contents = Contents()
         for place in range(MOST_FRAMES):
             name = f"{self.key}.frame_{place}"
             text = self.texts.find(name)
@@ -152,23 +171,21 @@ class KeptCall:
                 self.texts.refuse(name, "it is no frame")
                 continue
             try:
-                return _made(kept, function, self.flat, contents)
+                return _made(kept, self.state, self.flat, contents)
             except Exception as error:  # names that lead nowhere here, attributes that are gone
                 pass_on_interrupt(error)
-                _log.debug("a kept frame of %s does not fit: %s", function.__qualname__, error)
+                _log.debug("a kept frame of %s does not fit: %s", self.state.function.__qualname__, error)
         return None
 
     @COLLECTOR.off()
     def written(self, emitted: Emitted, outside: Outside) -> str | None:
-        """A captured frame as text; None where it means something in this process alone, or for what captures of the
-        call have taught."""
-        function = self.state.function
+        """A captured frame as text; None where it means something in this process alone."""
         if not _is_plain_call(self.state):
             return None
         try:
-            return _RECORDS.text(_written(function, emitted, outside))
+            return _RECORDS.text(_written(self.state, self.taught, emitted, outside))
         except (NotKept, NotAsText) as error:
-            _log.debug("the frame of %s is not kept: %s", function.__qualname__, error)
+            _log.debug("the frame of %s is not kept: %s", self.state.function.__qualname__, error)
             return None
 
     def keep(self, text: str) -> None:
@@ -183,42 +200,49 @@ class KeptCall:
 
 def _is_plain_call(state: Function) -> bool:
     """Whether nothing but the program and its arguments has a say in how the call is captured."""
-    learnt = (state.changed, state.fixed, state.shared, state.unread, state.plain_texts, state.read_lengths)
-    switched = state.breaks_at_data or state.asks_data or state.guards_floats or state.lazy or state.unrolls
-    switched = switched or (state.nested is not None and bool(state.nested.loops))
     talks = dist.is_available() and dist.is_initialized()
     marked = marks_objects() or region().errors is not None
     modes = torch._C._len_torch_function_stack()
-    return not (any(learnt) or switched or modes or talks or marked) and origin_of(state.function) is None
+    return not (modes or talks or marked)
 
 
-def _key(state: Function, flat: Sequence[object]) -> str:
-    """What a call looks like, cheaply: a frame that is found under it is held to all the rest."""
-    function = state.function
+def _key(state: Function, flat: Sequence[object], taught: Taught) -> str:
+    """What a call looks like, cheaply: a frame that is found under it is held to all the rest. Of numbers that may be
+    symbols it says nothing: one frame is for all of them."""
+    function, options = state.function, state.options
+    opens = options.dynamic is not False and (options.dynamic is True or bool(taught.sources["changed"]))
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
     parts = (
         FORMAT, function.__module__, function.__qualname__, code_digest(function.__code__), state.options,
         takes_floats(state.backend), global_state(), torch.get_num_threads(),
-        [_looks(value, 0) for value in (*flat, *cells)],
+        [_looks(value, 0, opens) for value in (*flat, *cells)], taught.text(state),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 
-def _looks(value: Any, depth: int) -> object:
-    """Kinds, sizes and plain values of what is handed in."""
+def _looks(value: Any, depth: int, opens: bool) -> object:
+    """Kinds, sizes and plain values of what is handed in; not of numbers and texts where that `opens` a frame."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if kind not in (torch.Tensor, nn.Parameter) or outside_graphs(value):
             return kind.__qualname__
-        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad, str(value.device)
+        marks = sorted((dim, repr(mark)) for dim, mark in size_marks(value).items())
+        fixed = kind is nn.Parameter or not (opens or marks)
+        sizes = (tuple(value.shape), value.stride()) if fixed else value.dim()
+        return value.dtype, sizes, value.requires_grad, str(value.device), marks
     if isinstance(value, nn.Module):
         return _module_looks(value, depth)
+    if opens and kind in (int, float, str):
+        return kind.__name__
     if is_plain(value):
         return repr(value)
+    if kind is types.FunctionType and origin_of(value) is not None:  # what goes on inside of a continuation
+        return code_digest(value.__code__)
     if depth < _DEEPEST and kind in (tuple, list):
-        return kind.__name__, [_looks(item, depth + 1) for item in value[:_MOST_ITEMS]]
+        return kind.__name__, [_looks(item, depth + 1, opens) for item in value[:_MOST_ITEMS]]
     if depth < _DEEPEST and kind is dict:
-        return "dict", [(_looks(k, depth + 1), _looks(v, depth + 1)) for k, v in list(value.items())[:_MOST_ITEMS]]
+        items = list(value.items())[:_MOST_ITEMS]
+        return "dict", [(_looks(k, depth + 1, False), _looks(v, depth + 1, opens)) for k, v in items]
     return kind.__module__, kind.__qualname__
 
 
@@ -227,11 +251,13 @@ def _module_looks(module: nn.Module, depth: int) -> object:
     kind, own = type(module), own_dict(module) or {}
     parameters: Any = own.get("_parameters") or {}
     modules: Any = own.get("_modules") or {}
-    held = [(name, _looks(parameter, depth)) for name, parameter in parameters.items()]
+    held = [(name, _looks(parameter, depth, False)) for name, parameter in parameters.items()]
     within = [(name, _module_looks(child, depth)) for name, child in modules.items() if child is not None]
     return kind.__module__, kind.__qualname__, own.get("training"), held, within
 
 
+_NOWHERE = -1  # the place of an input that generated code computes
+_VALUE = 5  # the column of a graph's rows that says what a node gives
 _EMPTY = types.CellType()
 _DEEPEST = 3
 _MOST_ITEMS = 64
@@ -240,15 +266,17 @@ _MOST_ITEMS = 64
 # -- a frame as a record -----------------------------------------------------------------------
 
 
-def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -> KeptFrame:
-    externals = outside.externals
+def _written(state: Function, before: Taught, emitted: Emitted, outside: Outside) -> KeptFrame:
+    externals, function, graph_break = outside.externals, state.function, emitted.graph_break
     if externals.unkept:
         raise NotKept(externals.unkept)
-    if emitted.graph_break is not None or emitted.communicates or outside.shape_env.symbols:
-        raise NotKept("it goes on behind a break, talks to other processes, or has sizes that are symbols")
-    if any(size_marks(tensor) for _, tensor, _ in outside.tensors) or any(i.source is None for i in emitted.inputs):
-        raise NotKept("its sizes are marked, or its inputs computed")
-    if _ADDRESS in emitted.text:
+    if emitted.communicates:
+        raise NotKept("it talks to other processes")
+    if graph_break is not None and graph_break.reason in OF_EACH_LENGTH:
+        raise NotKept("it goes on with a round of a loop")
+    if any(isinstance(one.example, torch.Tensor) and one.source is None for one in emitted.inputs):
+        raise NotKept("a tensor is made of a number")
+    if _ADDRESS in emitted.text or (graph_break is not None and _ADDRESS in graph_break.detail):
         raise NotKept("an address is written into it")
     _hold_builtins(function)
 
@@ -257,7 +285,8 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
         return () if known is None or known.original is not obj else tuple(known.sources)
 
     contents = Contents()
-    namer = Namer(function, emitted.guards, reached, emitted.pinned, contents)
+    assert state.nested is not None
+    namer = Namer(function, emitted.guards, reached, emitted.pinned, contents, Continuations(state.nested))
     writer = Writer(namer.place, emitted.pinned)
     namer.source = writer.source
     pins = [namer.place(obj) for obj in emitted.pinned]
@@ -275,14 +304,20 @@ def _written(function: types.FunctionType, emitted: Emitted, outside: Outside) -
             if not is_trusted_module(module):  # of torch and of Python their versions say what it is
                 raise
     graph = None if emitted.graph is None else graphs.written(emitted.graph, writer)
-    inputs = [writer.source(item.source) for item in emitted.inputs if item.source is not None]
+    inputs = [_NOWHERE if item.source is None else writer.source(item.source) for item in emitted.inputs]
+    learnt = symbols.written(outside, writer)
+    marked = [(writer.source(source), symbols.marks_of(tensor)) for source, tensor, _ in outside.tensors]
     absent = list(map(list, dict.fromkeys(map(_absence, outside.namespaces.absent))))
+    broke = [] if graph_break is None else [graph_break.reason, graph_break.detail]
+    broke += [] if graph_break is None else [writer.stack(graph_break.user_frames)]
+    taught = Taught.to(state).since(before, writer)
     own = sorted(_as_python_has(name, value) for name, value in outside.builtins.items())
     return KeptFrame(
         namer.rows, namer.digests, writer.frames, writer.stacks, writer.sources, pins, guards,
         fixed, own, absent, answers, codes, inputs, graph,
         "" if emitted.graph is None else type(emitted.graph).__name__, emitted.text, emitted.module,
-        list(emitted.written), [state.name for state in emitted.states],
+        list(emitted.written), [state.name for state in emitted.states], broke, taught,
+        *learnt, [[place, marks] for place, marks in marked if marks],
     )  # fmt: skip
 
 
@@ -315,8 +350,10 @@ _OTHER_NAMES = {"IOError": ("OSError",), "EnvironmentError": ("OSError",)}
 _ADDRESS = " at 0x"
 
 
-def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object], contents: Contents) -> Emitted:
+def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Contents) -> Emitted:
     """The frame of this process's objects. Raises whatever says that it does not fit."""
+    function = state.function
+    assert state.nested is not None
     for name in kept.builtins:
         _as_python_has(name, vars(builtins)[name])
     if any(name in vars(sys.modules[module]) for module, name in kept.absent):
@@ -332,7 +369,7 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
             reader.add_source(row)
         return resolve(reader.sources[place], scope)
 
-    finder = Finder(function, at, contents)
+    finder = Finder(function, at, contents, Continuations(state.nested))
     reader = Reader(kept.frames, kept.stacks, finder.objects, kept.pins)
     for row, digest in zip(kept.names, kept.digests, strict=True):
         finder.add(row, digest)
@@ -348,27 +385,46 @@ def _made(kept: KeptFrame, function: types.FunctionType, flat: Sequence[object],
             raise NotKept(f"{reader.sources[place].expression()} is another one")
     guards = tuple(map(reader.guard, kept.guards))
     held = [finder.objects[place] for place in kept.pins]
-    sources = [reader.sources[place] for place in kept.inputs]
-    tree = GuardTree(guards, sources, function, held)
-    inputs = tree.check(flat)
-    if inputs is None:
+    sources = [reader.sources[place] if place != _NOWHERE else None for place in kept.inputs]
+    tree = GuardTree(guards, [source for source in sources if source is not None], function, held)
+    read = tree.check(flat)
+    if read is None:
         failing = tree.explain(flat)
         told = guards if failing is None else guards[failing : failing + 1]
         raise NotKept(f"a guard does not hold: {print_guards(told)}")
-    if any(size_marks(tensor) for tensor in inputs):
-        raise NotKept("sizes are marked")
+    marks = {place: marks for place, marks in kept.marks}
+    marked = {*marks, *(place for place in kept.inputs if place != _NOWHERE)}
+    if any(symbols.marks_of(resolve(reader.sources[place], scope)) != marks.get(place, []) for place in marked):
+        raise NotKept("sizes are marked otherwise")
+    known = symbols.made(kept.learnt, kept.read, kept.promised, reader, lambda source: resolve(source, scope))
+    inputs = _inputs(kept, iter(read), known)
     graph = None
     if kept.graph is not None:
-        texts = [source.expression() for source in sources]
-        graph = graphs.made(kept.graph, reader, inputs, texts, kept.title)
+        graph = graphs.made(kept.graph, reader, inputs, sources, known, kept.title)
     for _, place, _ in kept.codes:
         _hold_builtins(finder.objects[place])
-    states = {state.name: state for state in AMBIENT}
+    states = {switched.name: switched for switched in AMBIENT}
+    graph_break = None
+    if kept.graph_break:
+        reason, detail, stack = kept.graph_break
+        graph_break = GraphBreak(reason, detail, reader.stack(stack))
+    teach(state, kept.taught, reader)
     return Emitted(
         guards, held, graph, [GraphInput(*pair) for pair in zip(inputs, sources, strict=True)], kept.text, kept.module,
-        None, tuple(kept.written), tuple(states[name] for name in kept.states), False,
-        tuple((module, finder.code(place, way)) for module, place, way in kept.codes), tree,
+        graph_break, tuple(kept.written), tuple(states[name] for name in kept.states), False,
+        tuple((module, finder.code(place, way)) for module, place, way in kept.codes), known,
+        len(known.shape_env.guards), tree,
     )  # fmt: skip
+
+
+def _inputs(kept: KeptFrame, read: Iterator[Any], known: KnownSymbols) -> list[Any]:
+    """What the graph takes: tensors that the guards have read, and numbers as symbols."""
+    found = []
+    for place, row in zip(kept.inputs, kept.graph or (), strict=False):
+        example = next(read) if place != _NOWHERE else None
+        value = row[_VALUE]
+        found.append(example if value is None else known.bound(value.expr))
+    return found
 
 
 class _Places(Sequence[object]):

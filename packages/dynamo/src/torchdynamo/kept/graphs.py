@@ -1,11 +1,11 @@
 """A captured graph as rows, and back: the same nodes, with what is known of their values.
 
-Sizes are numbers: a graph over symbols belongs to the capture that asked for them.
+Sizes that are symbols stand there as expressions, which belong to no capture (`symbols.KnownSymbols`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import fx
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.records import Codec
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import FloatExpr, IntExpr, spelt
+from primtorch.symbolic.codecs import CODECS as SYMBOLIC
 from primtorch.wrappers import whole_of
 from torchdynamo.errors import NotExportable, UnsafeArchive
 from torchdynamo.exported.targets import function_named, name_of
@@ -23,6 +25,8 @@ from torchdynamo.graph.regions import graph_module
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.kept.contents import NotKept
 from torchdynamo.kept.rows import Reader, Row, Writer
+from torchdynamo.kept.symbols import KnownSymbols
+from torchdynamo.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,22 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a node gives: a tensor of this description."""
+    """What a node gives: a tensor of this description, with expressions for sizes that are symbols."""
 
     spec: TensorSpec
     requires_grad: bool
 
 
-CLASSES = (Node, Value)
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What a node gives: a number that is known at each call."""
+
+    expr: IntExpr | FloatExpr
+
+
+CLASSES = (Node, Value, Number)
 CODECS = (
+    *SYMBOLIC,
     Codec(slice, lambda part: (part.start, part.stop, part.step), slice),
     Codec(complex, lambda number: (number.real, number.imag), complex),
     Codec(type(...), lambda _: (), lambda: ...),
@@ -54,7 +66,7 @@ def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
     """The rows of a graph.
 
     Raises:
-        NotKept: it holds what has no form as text: graphs within it, symbols, operators of the program's own.
+        NotKept: it holds what has no form as text: graphs within it, operators of the program's own.
     """
     places: dict[fx.Node, int] = {}
     rows = []
@@ -63,7 +75,8 @@ def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
             raise NotKept(f"the graph holds {node.op} {node.target}, {sorted(node.meta)}")
         target = node.target if node.op != "call_function" else _name_of(node.target)
         args, kwargs = argument(tuple(node.args), places), argument(dict(node.kwargs), places)
-        value = None if node.op == "placeholder" else _value(node.meta.get("val"))
+        value = node.meta.get("val")
+        value = None if node.op == "placeholder" and isinstance(value, torch.Tensor) else _value(value)
         stack = writer.stack(tuple(node.meta.get("stack") or ()))
         rows.append([node.op, node.name, target, args, kwargs, value, stack, bool(node.meta.get("effect"))])
         places[node] = place
@@ -104,18 +117,24 @@ def _value(value: object) -> object:
     if isinstance(value, FakeTensor):
         if whole_of(value) is not None or class_of(value) is not None:
             raise NotKept("a tensor of another class")
-        spec = TensorSpec.of(value)
-        if not all(type(number) is int for number in (*spec.shape, *spec.strides, spec.offset)):
-            raise NotKept("sizes that are symbols")
-        return Value(spec, value.requires_grad)
+        return Value(_through(TensorSpec.of(value), spelt), value.requires_grad)
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return Number(spelt(value))
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise NotKept(f"the graph gives a {type(value).__name__}")
 
 
+def _through(spec: TensorSpec, change: Callable[[Any], Any]) -> TensorSpec:
+    """A description with other numbers."""
+    shape, strides = (tuple(map(change, numbers)) for numbers in (spec.shape, spec.strides))
+    return TensorSpec(shape, strides, spec.dtype, spec.device, change(spec.offset))
+
+
 def made(
-    rows: Sequence[Row], reader: Reader, inputs: Sequence[Any], sources: Sequence[str], name: str
-) -> fx.GraphModule:
+    rows: Sequence[Row], reader: Reader, inputs: Sequence[Any], sources: Sequence[Source | None],
+    symbols: KnownSymbols, name: str,
+) -> fx.GraphModule:  # fmt: skip
     """The graph of these rows, for inputs of a call. Raises NotKept where it calls what nobody may."""
     graph, mode = fx.Graph(), FakeMode()
     nodes: list[fx.Node] = []
@@ -130,10 +149,16 @@ def made(
             if node.name != node_name:
                 raise NotKept(f"no name of a node: {node_name!r}")
             if op == "placeholder":
-                tensor, source = next(remaining)
-                node.meta.update(val=mode.from_tensor(tensor), source=source)
+                example, source = next(remaining)
+                node.meta["source"] = source.expression() if source is not None else ""
+                if value is None:
+                    assert source is not None
+                    dims, strides = symbols.of_tensor(source)
+                    node.meta["val"] = mode.from_tensor(example, dynamic=dims, strides=strides)
+                else:
+                    node.meta["val"] = example
             elif op != "output":
-                node.meta["val"] = _made_value(value, mode)
+                node.meta["val"] = _made_value(value, mode, symbols)
             node.meta["stack"] = reader.stack(stack)
             if effect:
                 node.meta["effect"] = True
@@ -155,7 +180,9 @@ def given(value: Any, nodes: Sequence[fx.Node]) -> Any:
     return value
 
 
-def _made_value(value: object, mode: FakeMode) -> object:
+def _made_value(value: object, mode: FakeMode, symbols: KnownSymbols) -> object:
     if type(value) is Value:
-        return mode.from_spec(value.spec, requires_grad=value.requires_grad)
-    return tuple(_made_value(item, mode) for item in value) if type(value) is list else value
+        return mode.from_spec(_through(value.spec, symbols.bound), requires_grad=value.requires_grad)
+    if type(value) is Number:
+        return symbols.bound(value.expr)
+    return tuple(_made_value(item, mode, symbols) for item in value) if type(value) is list else value

@@ -6,6 +6,7 @@ stores and no code of the program's. Beside it stands the digest of what the obj
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import logging
@@ -13,7 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +25,16 @@ from torchdynamo.sources import Pinned, Source, TypeOf, base_of
 
 # What holds functions, by the attributes at which they are.
 _PARTS = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__", "_torchdynamo_inline")
+
+
+class Special(Protocol):
+    """Names of objects that capture itself has made."""
+
+    def row(self, obj: object, namer: Namer) -> Row | None:
+        """The row of such an object; None for any other."""
+
+    def found(self, row: Row, finder: Finder) -> object:
+        """This process's object of a row. Raises NotKept where there is none."""
 
 
 class Namer:
@@ -43,6 +54,7 @@ class Namer:
         reached: Callable[[object], Sequence[Source]],
         pinned: Sequence[object],
         contents: Contents,
+        special: Special,
     ) -> None:
         self.rows: list[Row] = []
         self.digests: list[str] = []
@@ -51,6 +63,7 @@ class Namer:
         self._reached = reached
         self._pinned = pinned
         self._contents = contents
+        self._special = special
         self._places: dict[int, int] = {}
         self._alive: list[object] = []
         self._open: set[int] = set()
@@ -163,6 +176,9 @@ class Namer:
             return ["root"]
         if obj is sys.modules:
             return ["modules"]
+        special = self._special.row(obj, self)
+        if special is not None:
+            return special
         if is_plain(obj) and id(obj) not in self._at:  # else it is to be the very object
             return ["value", obj]
         for way in (self._of_module, self._member, self._part, self._read, self._of_class):
@@ -189,6 +205,8 @@ class Namer:
         if not isinstance(obj, _WITH_NAMES):
             return None
         name, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+        if isinstance(obj, type) and obj in _OF_PYTHON:
+            return ["member", self.place(types), _OF_PYTHON[obj]]
         if type(name) is not str or type(qualname) is not str:
             return None
         owner: object = sys.modules.get(name)
@@ -297,11 +315,14 @@ class Finder:
         at: what is found at a place of the table of sources now.
     """
 
-    def __init__(self, function: types.FunctionType, at: Callable[[int], object], contents: Contents) -> None:
+    def __init__(
+        self, function: types.FunctionType, at: Callable[[int], object], contents: Contents, special: Special
+    ) -> None:
         self.objects: list[Any] = []
         self._function = function
         self._at = at
         self._contents = contents
+        self._special = special
         self._known: set[int] = set()
 
     def add(self, row: Row, digest: str) -> None:
@@ -312,7 +333,7 @@ class Finder:
             Exception: a step of the way is not there.
         """
         kind, *held = row
-        found = _FOUND[kind](self, *held)
+        found = _FOUND[kind](self, *held) if kind in _FOUND else self._special.found(row, self)
         if digest and self._contents.of(found) != digest:
             raise NotKept(f"{_shown(found)} is another one")
         if kind != "value":
@@ -375,9 +396,14 @@ _ATTRIBUTES: Mapping[str, tuple[type, ...]] = types.MappingProxyType(
         "_torchdynamo_inline": (torch._C.ScriptFunction,),
     }
 )
-_WITHOUT_CONTENT = frozenset({"value", "logger", "modules"})
+_WITHOUT_CONTENT = frozenset({"value", "logger", "modules", "hook", "hooked", "own", "continuation"})
 _MOST_DECORATORS = 20
 _EMPTY = types.CellType()
+# Python's own classes that go by no name but this.
+_OF_PYTHON = {
+    kind: name for name, kind in vars(types).items()
+    if isinstance(kind, type) and kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)
+}  # fmt: skip
 _WITH_NAMES = (
     type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Optional),
 )  # fmt: skip

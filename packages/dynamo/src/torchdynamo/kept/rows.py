@@ -15,7 +15,7 @@ import torch
 
 from primtorch.schemas import UserFrame
 from torchdynamo.kept.contents import NotKept
-from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, TensorGuard, WrittenMemory
+from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.sources import (
     Argument,
     ClosureCell,
@@ -164,6 +164,8 @@ class Writer:
                 return [list(map(self.source, written)), list(map(self.source, others))]
             case GuardKind.TENSOR, TensorGuard():
                 return [self.name(payload.type), *(getattr(payload, name) for name in _TENSOR_FIELDS)]
+            case GuardKind.SHAPE, ShapeProgram(program=program, symbols=symbols, text=text):
+                return [program, [[name, self.source(source)] for name, source in symbols.items()], text]
             case GuardKind.GLOBAL_STATE, GlobalState():
                 return payload
             case GuardKind.AMBIENT, AmbientRead(function=function, args=args, value=value):
@@ -234,6 +236,9 @@ _BUILT: Mapping[GuardKind, Callable[[Reader, Any], object]] = types.MappingProxy
         **dict.fromkeys(_OF_KEYS, lambda reader, held: type(held)(map(reader.value, held))),
         GuardKind.ALL_DISTINCT: lambda reader, held: reader._these(held),
         GuardKind.DISTINCT_STORAGE: lambda reader, held: WrittenMemory(*map(reader._these, held)),
+        GuardKind.SHAPE: lambda reader, held: ShapeProgram(
+            held[0], {name: reader.sources[place] for name, place in held[1]}, held[2]
+        ),
         GuardKind.TENSOR: lambda reader, held: TensorGuard(reader.objects[held[0]], *held[1:]),
         GuardKind.AMBIENT: lambda reader, held: AmbientRead(
             reader.objects[held[0]], tuple(map(reader.value, held[1])), reader.value(held[2])

@@ -8,7 +8,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
 from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
-from primtorch.symbolic.learnt import Learnt, Mark, learn, learnt_since, mark_of
+from primtorch.symbolic.learnt import Given, Learnt, Mark, learn, learnt_since, mark_of
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
 from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS, UNARY_OPS
@@ -23,6 +23,7 @@ __all__ = [
     "Connective",
     "Definition",
     "FloatExpr",
+    "Given",
     "IntExpr",
     "Learnt",
     "Mark",
@@ -33,6 +34,7 @@ __all__ = [
     "SymNode",
     "SymbolInfo",
     "Truth",
+    "bound",
     "constant",
     "depends_on_data",
     "expected",
@@ -48,6 +50,7 @@ __all__ = [
     "settled",
     "shape_env_of",
     "size_of_data",
+    "spelt",
     "symbol",
 ]
 
@@ -125,3 +128,17 @@ def depends_on_data(number: object) -> bool:
 def shape_env_of(size: int | torch.SymInt | torch.SymFloat) -> ShapeEnv | None:
     """The environment of a symbolic number; None for an int."""
     return None if isinstance(size, int) else node_of(size).env
+
+
+def spelt(number: Any) -> Any:
+    """The expression that a symbolic number stands for, which belongs to no environment; anything else as it is."""
+    if isinstance(number, torch.SymInt):
+        return expr_of(number)
+    return float_expr_of(number) if isinstance(number, torch.SymFloat) else number
+
+
+def bound(number: Any, env: ShapeEnv) -> Any:
+    """What `spelt` spelt out, as a number of an environment that knows the symbols."""
+    if isinstance(number, IntExpr):
+        return torch.SymInt(SymNode(number, env.hint(number), env))
+    return torch.SymFloat(SymNode(number, env.hint(number), env)) if isinstance(number, FloatExpr) else number

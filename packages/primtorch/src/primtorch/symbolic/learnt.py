@@ -1,9 +1,10 @@
-"""What a compilation learnt of symbols: the environment of an equal graph learns it again instead of compiling."""
+"""What a capture or a compilation learnt of symbols: the environment of an equal graph learns it again instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.float_expr import Definition
@@ -14,7 +15,7 @@ from primtorch.symbolic.shape_env import ShapeEnv
 
 @dataclass(frozen=True, slots=True)
 class NewSymbol:
-    """A symbol that was made: computed from others, or one that only the data tells."""
+    """A symbol that was made: computed from others, one that only the data tells, or one that is read at each call."""
 
     name: str
     definition: Definition | None
@@ -52,12 +53,22 @@ def mark_of(env: ShapeEnv) -> Mark:
     return Mark(len(env.symbols), len(env.guards), len(env.assumptions))
 
 
-def learnt_since(env: ShapeEnv, mark: Mark) -> Learnt | None:
-    """What came to be known; None where a symbol is among it that was given a value: its source is not known."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a symbol is in an example, and where that was read, as text."""
+
+    hint: int | float
+    source: str
+
+
+def learnt_since(env: ShapeEnv, mark: Mark, read: Container[str] = ()) -> Learnt | None:
+    """What came to be known; None where a symbol is among it that was given a value, unless its name is among those
+    that are `read` at each call: its source is not known.
+    """
     made = []
     for info in list(env.symbols.values())[mark.symbols :]:
         definition = env.definitions.get(info.name)
-        if definition is None and info.backed:
+        if definition is None and info.backed and info.name not in read:
             return None
         made.append(NewSymbol(info.name, definition, info.min, info.max))
     guards, assumptions = env.guards[mark.guards :], env.assumptions[mark.assumptions :]
@@ -65,13 +76,17 @@ def learnt_since(env: ShapeEnv, mark: Mark) -> Learnt | None:
     return Learnt(tuple(made), tuple(g.expr for g in guards), asserted, tuple(a.stack for a in assumptions))
 
 
-def learn(env: ShapeEnv, learnt: Learnt) -> bool:
-    """Has an environment know it too, with guards as if it had asked; False where the example is another case."""
-    values = _values(env, learnt)
+def learn(env: ShapeEnv, learnt: Learnt, given: Mapping[str, Given] = MappingProxyType({})) -> bool:
+    """Has an environment know it too, with guards as if it had asked; False where the example is another case.
+
+    Args:
+        given: of symbols that are read at each call, what they are in the example.
+    """
+    values = _values(env, learnt, given)
     if values is None or not all(g.symbols() <= values.keys() and g.evaluate(values) for g in learnt.guards):
         return False
     try:
-        if any(_made(env, new) != new.name for new in learnt.symbols):
+        if any(_made(env, new, given) != new.name for new in learnt.symbols):
             return False
     except (ArithmeticError, TypeError, ValueError):  # as in the example
         return False
@@ -84,12 +99,15 @@ def learn(env: ShapeEnv, learnt: Learnt) -> bool:
     return True
 
 
-def _values(env: ShapeEnv, learnt: Learnt) -> Mapping[str, int] | None:
+def _values(env: ShapeEnv, learnt: Learnt, given: Mapping[str, Given]) -> Mapping[str, int] | None:
     """Each symbol's value in the example, where it has one; None where one of the new symbols cannot have one."""
     values: dict[str, int] = {name: info.hint for name, info in env.symbols.items() if info.hint is not None}  # type: ignore[misc]
     for new in learnt.symbols:
         if new.name in values:
             return None
+        if new.name in given:
+            values[new.name] = given[new.name].hint  # type: ignore[assignment]
+            continue
         definition = new.definition
         if definition is None or not all(arg.symbols() <= values.keys() for arg in definition.args):
             continue
@@ -100,8 +118,13 @@ def _values(env: ShapeEnv, learnt: Learnt) -> Mapping[str, int] | None:
     return values
 
 
-def _made(env: ShapeEnv, new: NewSymbol) -> str:
+def _made(env: ShapeEnv, new: NewSymbol, given: Mapping[str, Given]) -> str:
     """Makes the symbol, and gives its name there."""
+    if new.name in given:
+        hint, source = given[new.name].hint, given[new.name].source
+        if isinstance(hint, float):
+            return str(env.float_symbol(hint, source))
+        return str(env.symbol(hint, source, min=0 if new.min is None else new.min, max=new.max))
     if new.definition is not None:
         return str(env.define(new.definition.op, *new.definition.args))
     made = env.unbacked_float() if new.name.startswith("uf") else env.unbacked(min=new.min or 0, max=new.max)
