@@ -25,69 +25,14 @@ from torch import nn
 import torchcompile
 import torchdynamo
 from primtorch import ambient
+from kept_programs import NAME, forget, imported, outcome, prepare, run
 from torchcompile.store import Store
-
-NAME = "kept_world"
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
-    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHCOMPILE_KEEP_FRAMES", "1")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    prepare(tmp_path, monkeypatch)
     yield tmp_path
-    for name in (NAME, "kept_helper"):
-        sys.modules.pop(name, None)
-
-
-def imported(folder: Path, text: str, name: str = NAME) -> types.ModuleType:
-    """A module of this text."""
-    (folder / f"{name}.py").write_text(text)
-    sys.modules.pop(name, None)
-    importlib.invalidate_caches()
-    return importlib.import_module(name)
-
-
-Change = Callable[[Any], object]
-
-
-def run(folder: Path, text: str, change: Change = lambda world: None, **settings: Any) -> int:
-    """How many frames a process finds that runs the program. Held to eager.
-
-    Args:
-        text: of a module with `make()`, which gives a callable and its arguments, the same each time.
-        change: what the process does to the module before.
-    """
-    world = imported(folder, text)
-    change(world)
-    torchcompile.reset()
-    written, args = world.make()
-    expected = (outcome(written, args), noted(world))
-    world = imported(folder, text)
-    change(world)
-    program, args = world.make()
-    compiled = torchcompile.compile(program, **settings)
-    found = (outcome(compiled, args), noted(world))
-    torch.testing.assert_close(found, expected)
-    assert not torchdynamo.stats().surprises
-    return torchdynamo.stats().found
-
-
-def outcome(program: Any, args: Any) -> object:
-    """What a call gives, with gradients where there are some."""
-    result = program(*args)
-    leaves = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.requires_grad]
-    if isinstance(result, torch.Tensor) and result.requires_grad:
-        holder = getattr(program, "parameters", None)
-        leaves += [leaf for leaf in holder() if leaf.requires_grad] if holder is not None else []
-        return result.detach(), torch.autograd.grad(result.square().sum(), leaves, allow_unused=True)
-    return result
-
-
-def noted(world: Any) -> object:
-    return list(getattr(world, "NOTES", ()))
+    forget()
 
 
 PLAIN = """
@@ -477,30 +422,11 @@ def test_what_means_something_in_one_process_alone_is_not_kept(folder: Path) -> 
         assert run(folder, text) == 0, body
 
 
-@pytest.mark.expected_eager("print")
-def test_breaks_are_captured(folder: Path) -> None:
-    text = """
-import torch
-NOTES = []
-
-def program(x):
-    y = x * 2
-    NOTES.append(float(y.sum()))
-    print(end="")
-    return y + 1
-
-def make():
-    return program, (torch.arange(4.0, dtype=torch.float64),)
-"""
-    for _ in range(2):
-        run(folder, text)
-        assert torchdynamo.stats().breaks
-
-
 def test_sizes_become_symbols_as_ever(folder: Path) -> None:
+    """The frame of a size, and the one for all others, which a second process finds."""
     text = CLOSURES.replace("also(x) * factor", "also(x).sum(0) * factor * x.shape[0]")
     for settings in ({"dynamic": True}, {"dynamic": None}):
-        for _ in range(2):
+        for process in range(2):
             world = imported(folder, text)
             torchcompile.reset()
             program = world.make()[0]
@@ -508,8 +434,8 @@ def test_sizes_become_symbols_as_ever(folder: Path) -> None:
             for rows in (4, 6, 9, 4):
                 x = torch.randn(rows, 2, dtype=torch.float64)
                 torch.testing.assert_close(compiled(x), program(x))
-            assert torchdynamo.stats().graphs == (1 if settings["dynamic"] else 2)
-    assert torchdynamo.stats().found == 1  # the first size, before it changed
+            graphs = 1 if settings["dynamic"] else 2
+            assert (torchdynamo.stats().graphs, torchdynamo.stats().found) == (graphs, graphs * process)
 
 
 def test_more_than_the_first_process_ran(folder: Path) -> None:

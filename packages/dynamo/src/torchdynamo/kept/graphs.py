@@ -54,6 +54,8 @@ class Number:
 CLASSES = (Node, Value, Number)
 CODECS = (
     *SYMBOLIC,
+    Codec(range, lambda numbers: (numbers.start, numbers.stop, numbers.step), range),
+    Codec(bytes, lambda text: (text.hex(),), bytes.fromhex),
     Codec(slice, lambda part: (part.start, part.stop, part.step), slice),
     Codec(complex, lambda number: (number.real, number.imag), complex),
     Codec(type(...), lambda _: (), lambda: ...),

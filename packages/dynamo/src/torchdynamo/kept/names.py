@@ -205,8 +205,8 @@ class Namer:
         if not isinstance(obj, _WITH_NAMES):
             return None
         name, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-        if isinstance(obj, type) and obj in _OF_PYTHON:
-            return ["member", self.place(types), _OF_PYTHON[obj]]
+        if isinstance(obj, type) and _OF_PYTHON.get(obj.__qualname__) is obj:
+            return ["python", obj.__qualname__]
         if type(name) is not str or type(qualname) is not str:
             return None
         owner: object = sys.modules.get(name)
@@ -378,6 +378,7 @@ _FOUND: Mapping[str, Callable[..., object]] = types.MappingProxyType(
         "value": lambda finder, value: value,
         "module": lambda finder, name: sys.modules[name],
         "member": lambda finder, owner, name: _stored(finder.objects[owner], name),
+        "python": lambda finder, name: _OF_PYTHON[name],
         "class": lambda finder, module: type(finder.objects[module]),
         "base": lambda finder, heir, place: finder.objects[heir].__mro__[place],
         "part": lambda finder, owner, name: _part_of(finder.objects[owner], name),
@@ -399,11 +400,18 @@ _ATTRIBUTES: Mapping[str, tuple[type, ...]] = types.MappingProxyType(
 _WITHOUT_CONTENT = frozenset({"value", "logger", "modules", "hook", "hooked", "own", "continuation"})
 _MOST_DECORATORS = 20
 _EMPTY = types.CellType()
-# Python's own classes that go by no name but this.
-_OF_PYTHON = {
-    kind: name for name, kind in vars(types).items()
-    if isinstance(kind, type) and kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)
-}  # fmt: skip
+# Python's own classes that are in no module by their names.
+_OF_PYTHON: Mapping[str, type] = types.MappingProxyType(
+    {
+        kind.__qualname__: kind
+        for kind in (
+            *(held for held in vars(types).values() if isinstance(held, type)),
+            *map(type, map(iter, (range(0), range(1 << 70), [], (), "", b"", {}, {}.values(), {}.items(), set()))),
+            *map(type, ({}.keys(), {}.values(), {}.items(), reversed([]), reversed({}), iter(int, 1))),
+        )
+        if kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)
+    }
+)
 _WITH_NAMES = (
     type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, type(typing.Optional),
 )  # fmt: skip

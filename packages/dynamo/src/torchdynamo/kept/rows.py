@@ -62,7 +62,12 @@ def is_plain(value: object) -> bool:
     return type(value) in _PLAIN
 
 
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device})
+_PLAIN = frozenset(
+    {
+        int, float, complex, bool, str, bytes, range, type(None), torch.dtype, torch.layout, torch.memory_format,
+        torch.device,
+    }
+)  # fmt: skip
 
 
 class Writer:

@@ -82,7 +82,7 @@ def learn(env: ShapeEnv, learnt: Learnt, given: Mapping[str, Given] = MappingPro
     Args:
         given: of symbols that are read at each call, what they are in the example.
     """
-    values = _values(env, learnt, given)
+    values, known = _values(env, learnt, given), len(env.guards)
     if values is None or not all(g.symbols() <= values.keys() and g.evaluate(values) for g in learnt.guards):
         return False
     try:
@@ -93,6 +93,8 @@ def learn(env: ShapeEnv, learnt: Learnt, given: Mapping[str, Given] = MappingPro
     for guard in learnt.guards:
         if env.decide(guard) is not True:
             env.assume(guard, env.guards)
+    order = {guard: place for place, guard in enumerate(learnt.guards)}
+    env.guards[known:] = sorted(env.guards[known:], key=lambda guard: order.get(guard.expr, len(order)))
     for assumption, frames in zip(learnt.assumptions, learnt.frames, strict=True):
         with env.asked_by(lambda frames=frames: frames):  # type: ignore[misc]
             env.assume(assumption, env.assumptions)
