@@ -44,7 +44,9 @@ def imported(folder: Path, text: str, name: str = NAME) -> types.ModuleType:
 Change = Callable[[Any], object]
 
 
-def run(folder: Path, text: str, change: Change = lambda world: None, told: Container[str] = (), **settings: Any) -> int:
+def run(
+    folder: Path, text: str, change: Change = lambda world: None, told: Container[str] = (), **settings: Any
+) -> int:
     """How many frames a process finds that runs the program. Held to eager.
 
     Args:
@@ -71,8 +73,10 @@ def run(folder: Path, text: str, change: Change = lambda world: None, told: Cont
 def _assert_same(found: tuple[object, Sequence[object]], expected: tuple[object, Sequence[object]]) -> None:
     """What a call gives is close, and so is what it noted; texts are equal."""
     torch.testing.assert_close(found[0], expected[0])
-    texts, numbers = ([[note for note in notes if isinstance(note, str) is kind] for notes in (found[1], expected[1])]
-                      for kind in (True, False))
+    texts, numbers = (
+        [[note for note in notes if isinstance(note, str) is kind] for notes in (found[1], expected[1])]
+        for kind in (True, False)
+    )
     assert texts[0] == texts[1]
     torch.testing.assert_close(*numbers)
 

@@ -500,7 +500,7 @@ ROWS: dict[str, Row] = {
         environment={"KEPT_BY": "3"},
     ),
     "the folder it runs in": Row(
-        "import os\ndef program(x): return x * len(os.getcwd())", before="import os; os.chdir('/')", kept=False,
+        "import os\ndef program(x): return x * len(os.getcwd())", before="import os; os.chdir('/')",
     ),
     "the default dtype": Row(
         "def program(x): return x + 1, torch.tensor(0.1)",
@@ -658,15 +658,15 @@ ROWS: dict[str, Row] = {
     ),
     "Python's numbers by chance": Row(
         "import random\ndef program(x): return x * random.random()\n"
-        "def make():\n    random.seed(0)\n    return program, (torch.ones(4),)", ("seed(0)", "seed(1)"), kept=False,
+        "def make():\n    random.seed(0)\n    return program, (torch.ones(4),)", ("seed(0)", "seed(1)"),
     ),
     "NumPy's numbers by chance": Row(
         "import numpy\ndef program(x): return x * float(numpy.random.rand())\n"
-        "def make():\n    numpy.random.seed(0)\n    return program, (torch.ones(4),)", ("seed(0)", "seed(1)"), kept=False,
+        "def make():\n    numpy.random.seed(0)\n    return program, (torch.ones(4),)", ("seed(0)", "seed(1)"),
     ),
     "the seed": Row(
         "def program(x): return x * torch.initial_seed()\n"
-        "def make():\n    torch.manual_seed(2)\n    return program, (torch.ones(4),)", ("seed(2)", "seed(3)"), kept=False,
+        "def make():\n    torch.manual_seed(2)\n    return program, (torch.ones(4),)", ("seed(2)", "seed(3)"),
     ),
     "an object's class": Row(
         "class C:\n    def by(self): return 2\nclass D(C):\n    def by(self): return 3\nONE = C()\n"

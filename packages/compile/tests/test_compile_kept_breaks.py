@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from kept_programs import NAME, forget, imported, prepare, run
 
 import torchdynamo
-from kept_programs import NAME, forget, imported, prepare, run
 
 pytestmark = pytest.mark.expected_eager(...)
 
@@ -48,6 +48,11 @@ def helper(x):
     y = x.sin()
     note(y)
     return y * FACTOR
+
+@torchcompile.disable(recursive=False)
+def outside(x):
+    NOTES.append("outside")
+    return helper(x) + helper(x * 2)
 
 def refuses(x):
     apart(x)
@@ -105,7 +110,7 @@ BODIES = {
     "a closure": (
         "    scale = x.sin()\n    def by(z):\n        return z * scale\n    apart(scale)\n    scale = scale + 1\n    return by(x).cos()"
     ),
-    "functions that are called for real": "    return sum(map(lambda z: helper(z).cos(), [x, apart(x)]))",
+    "functions that are called for real": "    return outside(x.sin()).cos()",
     "a generator": "    def pairs():\n        for n in range(2):\n            yield x * n\n    return sum(apart(z).sin() for z in pairs())",
     "an import": "    y = apart(x.sin())\n    import math\n    return y * math.sqrt(4.0)",
     "a list that grows": "    found = [x.sin()]\n    for _ in range(2):\n        found.append(apart(found[-1]).cos())\n    return torch.cat(found)",
@@ -133,18 +138,25 @@ def counts() -> tuple[int, int]:
     return stats.graphs, sum(count for count, *_ in stats.breaks)
 
 
+def _refused(*args: object) -> None:
+    raise AssertionError("a call is captured")
+
+
 class _All:
+    """Every kind of event."""
+
     def __contains__(self, kind: object) -> bool:
         return True
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_a_second_process_captures_nothing(what: str, folder: Path) -> None:
+def test_a_second_process_captures_nothing(what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HEAD + PROGRAMS[what] + TAIL
     assert run(folder, text, told=_All()) == 0
     before = counts()
     assert before[1], "the program breaks"
-    assert run(folder, text, told=_All()) == before[0]
+    monkeypatch.setattr(torchdynamo.convert, "interpret", _refused)
+    assert run(folder, text, told=_All()) >= before[0]
     assert counts() == before, "graphs and breaks are as they were"
 
 
@@ -223,7 +235,7 @@ def test_processes(folder: Path) -> None:
     program, args = imported(folder, text).make()
     out = program(*args)
     out.square().sum().backward()
-    assert [found for found, *_ in rows] == [0, rows[0][1]]
+    assert rows[0][0] == 0 and rows[1][0] >= rows[1][1] == rows[0][1] > 1
     for row in rows:
         assert args[0].grad is not None
         torch.testing.assert_close(torch.tensor(row[2:]), torch.tensor([out.sum().item(), args[0].grad.sum().item()]))

@@ -7,26 +7,25 @@ compiled before it is known, but what lies in the cache folder. Some runs are pr
 from __future__ import annotations
 
 import builtins
-import importlib
 import json
 import math
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kept_programs import NAME, Change, forget, imported, prepare, run
 from torch import nn
 
 import torchcompile
 import torchdynamo
 from primtorch import ambient
-from kept_programs import NAME, forget, imported, outcome, prepare, run
 from torchcompile.store import Store
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

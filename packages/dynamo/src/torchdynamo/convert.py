@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -166,7 +165,7 @@ def _found(state: Function, frames: CallFrames | None) -> Entry | None:
     except DataDependent:
         return None
     with _own_faults(state), _without_classes():
-        state.stats.add(found=emitted.graph is not None)
+        state.stats.add(found=1)
         return _entry(state, emitted.with_asked(), compiled_graph)
 
 

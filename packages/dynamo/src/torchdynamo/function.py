@@ -24,8 +24,8 @@ from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
-from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.place import Varied
+from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.capture import Lines, Raised, as_user_frames, lines_from, passes
 from torchdynamo.emit.codegen import parameter_name
@@ -546,8 +546,8 @@ class Nested:
         within: tuple[types.FunctionType, ...],
         varied: Varied,
     ) -> object:
-        """What enters a function's code so: one for each place, stack layout, set of bound variables and chain of frames
-        inside of it. All functions share them."""
+        """What enters a function's code so, for all functions: one for each place, stack layout, set of bound variables
+        and chain of frames inside of it."""
         key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
         found = self._continuations.get(key)
         if found is None:

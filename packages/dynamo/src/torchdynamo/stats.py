@@ -20,7 +20,7 @@ class Stats:
     ledger: Ledger = field(default_factory=Ledger)
     parent: Stats | None = None
     graphs: int = 0
-    found: int = 0  # of the graphs: captured by another process
+    found: int = 0  # frames that another process captured, with a graph or without
     seconds: float = 0.0  # of capture alone
     backend_seconds: float = 0.0
     _seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)

@@ -308,8 +308,9 @@ def _written(state: Function, before: Taught, emitted: Emitted, outside: Outside
     learnt = symbols.written(outside, writer)
     marked = [(writer.source(source), symbols.marks_of(tensor)) for source, tensor, _ in outside.tensors]
     absent = list(map(list, dict.fromkeys(map(_absence, outside.namespaces.absent))))
-    broke = [] if graph_break is None else [graph_break.reason, graph_break.detail]
-    broke += [] if graph_break is None else [writer.stack(graph_break.user_frames)]
+    broke: Row = []
+    if graph_break is not None:
+        broke = [graph_break.reason, graph_break.detail, writer.stack(graph_break.user_frames)]
     taught = Taught.to(state).since(before, writer)
     own = sorted(_as_python_has(name, value) for name, value in outside.builtins.items())
     return KeptFrame(
@@ -392,7 +393,7 @@ def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Co
         failing = tree.explain(flat)
         told = guards if failing is None else guards[failing : failing + 1]
         raise NotKept(f"a guard does not hold: {print_guards(told)}")
-    marks = {place: marks for place, marks in kept.marks}
+    marks: dict[int, Row] = dict(kept.marks)  # type: ignore[arg-type]
     marked = {*marks, *(place for place in kept.inputs if place != _NOWHERE)}
     if any(symbols.marks_of(resolve(reader.sources[place], scope)) != marks.get(place, []) for place in marked):
         raise NotKept("sizes are marked otherwise")

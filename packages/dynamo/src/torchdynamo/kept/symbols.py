@@ -1,5 +1,5 @@
-"""The symbols of a captured frame as rows, and in another process: numbers that each call reads, what follows from them,
-and what capture took for granted of them."""
+"""The symbols of a captured frame as rows, and in another process: numbers that each call reads, what follows from
+them, and what capture took for granted of them."""
 
 from __future__ import annotations
 

@@ -71,11 +71,14 @@ class Taught:
             [_written(source, writer), sorted(found - before.lengths.get(source, frozenset()))]
             for source, found in self.lengths.items()
         ]
-        loops = [[place, sorted(numbers, key=str)] for place, numbers in self.loops.items()]
-        new = [row for row in loops if before.loops.get(row[0]) != self.loops[row[0]]]
+        loops = [
+            [place, sorted(numbers, key=str)]
+            for place, numbers in self.loops.items()
+            if before.loops.get(place) != numbers
+        ]
         return [
             [row for row in sources if row[1]], [row for row in stacks if row[1]], sorted(self.flags - before.flags),
-            [row for row in lengths if row[1]], new,
+            [row for row in lengths if row[1]], loops,
         ]  # fmt: skip
 
 
