@@ -119,7 +119,39 @@ BODIES = {
     ),
     "an object": "    thing = Manager()\n    thing.value = x.sin()\n    apart(thing.value)\n    return thing.value.cos()",
 }  # fmt: skip
+# More rounds than there are versions of one continuation: from some round on, each is a part of its own.
+LAYERS = """
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.linear(x)
+        NOTES.append("inner")
+        print(end="")
+        return torch.softmax(y, -1) * y
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = Inner(), nn.LayerNorm(4)
+    def forward(self, x):
+        return self.inner(self.norm(x)).cos() + x
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(12))
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x) + number
+        return x
+
+torch.manual_seed(0)
+PROGRAM = Stack().double()
+"""
 PROGRAMS = {
+    "layers": LAYERS,
     **{what: f"def program(x):\n{body}\nPROGRAM = program\n" for what, body in BODIES.items()},
     "modules": "torch.manual_seed(0)\nPROGRAM = nn.Sequential(Block(), nn.Tanh(), Block()).double()\n",
     "a method": (

@@ -320,7 +320,7 @@ def _local_iterator(code: Codegen, obj: LocalIterator) -> str:
     if "native" in slots:
         code.build.append(f"{name}.native = {code.pin(obj.native)}")
     if "world" in slots:
-        code.build.append(f"{name}.world = {code.pin(_plain_world())}")
+        code.build.append(f"{name}.world = {code.pin(plain_world())}")
     return name
 
 
@@ -450,7 +450,7 @@ _NATIVE_METHODS: dict[object, object] = {
 }
 
 
-def _plain_world() -> PlainWorld:
+def plain_world() -> PlainWorld:
     """The world of iterators that go on outside of capture."""
     world = PlainWorld()
     Interpreter(world)

@@ -8,7 +8,9 @@ import types
 
 from torchdynamo.after_break.break_step import Hooked
 from torchdynamo.after_break.resume import Entrance, Entry, StackSlot
+from torchdynamo.emit.forms import plain_world
 from torchdynamo.function import Nested
+from torchdynamo.interpreter import PlainWorld
 from torchdynamo.kept.contents import NotKept
 from torchdynamo.kept.names import Finder, Namer
 from torchdynamo.kept.rows import Row
@@ -29,6 +31,8 @@ class Continuations:
             return ["hook"]
         if isinstance(obj, Hooked):
             return ["hooked", namer.place(obj.entry)]
+        if type(obj) is PlainWorld:
+            return ["world"]
         for module, name in _OWN:
             if vars(sys.modules[module]).get(name) is obj:
                 return ["own", module, name]
@@ -49,6 +53,8 @@ class Continuations:
         match row:
             case ["hook"]:
                 return self.nested.hook
+            case ["world"]:
+                return plain_world()
             case ["hooked", entry]:
                 return Hooked(self.nested.hook, finder.objects[entry])
             case ["own", module, name] if (module, name) in _OWN:

@@ -34,6 +34,7 @@ from torchdynamo.emit.graph_inputs import GraphInput, takes_floats
 from torchdynamo.function import Function
 from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.kept import graphs, symbols
 from torchdynamo.kept.contents import Contents, NotKept, code_digest
 from torchdynamo.kept.continuations import Continuations
@@ -52,7 +53,7 @@ from torchdynamo.sources import Scope, Source, own_dict, resolve
 _log = logging.getLogger("torchdynamo")
 
 FORMAT = 2
-MOST_FRAMES = 4  # under one key
+MOST_FRAMES = 8  # under one key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,14 +237,24 @@ def _looks(value: Any, depth: int, opens: bool) -> object:
         return kind.__name__
     if is_plain(value):
         return repr(value)
-    if kind is types.FunctionType and origin_of(value) is not None:  # what goes on inside of a continuation
+    if _is_continuation(value):  # what goes on inside of another one
         return code_digest(value.__code__)
     if depth < _DEEPEST and kind in (tuple, list):
-        return kind.__name__, [_looks(item, depth + 1, opens) for item in value[:_MOST_ITEMS]]
+        items = [(before, item) for before, item in zip((None, *value), value, strict=False)][:_MOST_ITEMS]
+        deeper = [depth if _is_continuation(before) else depth + 1 for before, _ in items]  # each frame has a state
+        looks = [_looks(item, at, opens) for (_, item), at in zip(items, deeper, strict=True)]
+        return kind.__name__, looks
+    if isinstance(value, LocalIterator) and not opens:  # of a loop that breaks in each round
+        parts = [(name, getattr(value, name)) for name in kind.__slots__ if name != "world"]
+        return kind.__name__, [(name, _looks(part, depth + 1, opens)) for name, part in parts if depth < _DEEPEST]
     if depth < _DEEPEST and kind is dict:
         items = list(value.items())[:_MOST_ITEMS]
         return "dict", [(_looks(k, depth + 1, False), _looks(v, depth + 1, opens)) for k, v in items]
     return kind.__module__, kind.__qualname__
+
+
+def _is_continuation(value: object) -> bool:
+    return type(value) is types.FunctionType and origin_of(value) is not None
 
 
 def _module_looks(module: nn.Module, depth: int) -> object:

@@ -397,7 +397,7 @@ _ATTRIBUTES: Mapping[str, tuple[type, ...]] = types.MappingProxyType(
         "_torchdynamo_inline": (torch._C.ScriptFunction,),
     }
 )
-_WITHOUT_CONTENT = frozenset({"value", "logger", "modules", "hook", "hooked", "own", "continuation"})
+_WITHOUT_CONTENT = frozenset({"value", "logger", "modules", "hook", "hooked", "world", "own", "continuation"})
 _MOST_DECORATORS = 20
 _EMPTY = types.CellType()
 # Python's own classes that are in no module by their names.
