@@ -490,10 +490,10 @@ ROWS: dict[str, Row] = {
     ),
     # -- the process ----------------------------------------------------------------------------
     "an environment variable": Row(
-        "import os\ndef program(x): return x * float(os.environ.get('KEPT_BY', '2'))", environment={"KEPT_BY": "3"}, kept=False,
+        "import os\ndef program(x): return x * float(os.environ.get('KEPT_BY', '2'))", environment={"KEPT_BY": "3"},
     ),
     "an environment variable by getenv": Row(
-        "import os\ndef program(x): return x * float(os.getenv('KEPT_BY', '2'))", environment={"KEPT_BY": "3"}, kept=False,
+        "import os\ndef program(x): return x * float(os.getenv('KEPT_BY', '2'))", environment={"KEPT_BY": "3"},
     ),
     "an environment variable, read at import": Row(
         "import os\nBY = float(os.environ.get('KEPT_BY', '2'))\ndef program(x): return x * BY",
