@@ -23,6 +23,8 @@ from condition_programs import (
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 BACKENDS = ("eager", "aot_eager", "inductor")
 
 

@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 
 @dataclass(frozen=True)
 class Case:

@@ -17,6 +17,7 @@ import torchcompile
 ROUNDS = (3, 1, 2, 5, 4, 6, 0, 7, 8, 9, 10, 12)
 
 pytestmark = [
+    pytest.mark.warm,
     pytest.mark.usefixtures("double"),
     pytest.mark.expected_eager("loop_of_each_length", "list_of_each_length", "checkpoint"),
 ]

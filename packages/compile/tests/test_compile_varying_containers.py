@@ -18,6 +18,8 @@ import torch
 
 import torchcompile
 
+pytestmark = pytest.mark.warm
+
 X = torch.ones(2, dtype=torch.float64)
 LENGTHS = (2, 3, 1, 4, 0, 5, 2, 6)
 Program = Callable[[torch.Tensor, Any], Any]

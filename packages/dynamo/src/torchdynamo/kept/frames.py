@@ -404,7 +404,7 @@ def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Co
         failing = tree.explain(flat)
         told = guards if failing is None else guards[failing : failing + 1]
         raise NotKept(f"a guard does not hold: {print_guards(told)}")
-    marks: dict[int, Row] = dict(iter(kept.marks))
+    marks: dict[int, Row] = {row[0]: row[1] for row in kept.marks}
     marked = {*marks, *(place for place in kept.inputs if place != _NOWHERE)}
     if any(symbols.marks_of(resolve(reader.sources[place], scope)) != marks.get(place, []) for place in marked):
         raise NotKept("sizes are marked otherwise")
