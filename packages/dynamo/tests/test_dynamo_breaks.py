@@ -271,7 +271,7 @@ def test_an_error_of_the_program_is_no_fault() -> None:
 
 
 def test_a_fault_of_code_generation_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchdynamo import convert
+    from torchdynamo import function
 
     def faulty(*args: Any) -> Any:
         raise ValueError("no such instruction")
@@ -281,7 +281,7 @@ def test_a_fault_of_code_generation_changes_no_result(monkeypatch: pytest.Monkey
         print(end="")
         return y + 1
 
-    monkeypatch.setattr(convert, "make_resume", faulty)
+    monkeypatch.setattr(function, "make_resume", faulty)
     compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
