@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import torchcompile
 
-pytestmark = pytest.mark.usefixtures("double")
+pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.warm]
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 
