@@ -149,8 +149,11 @@ def table(rows: list[Row], tolerance: float) -> str:
 
 
 def page(rows: list[Row], options: argparse.Namespace) -> str:
-    import timm
     import torch
+    from zoo import import_torchvision
+
+    import_torchvision()  # before what imports it
+    import timm
     import torchvision
     import transformers
 

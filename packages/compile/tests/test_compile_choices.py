@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import torchcompile
 
@@ -76,7 +77,18 @@ def ordered_is_written(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-WHOLE = (of_two, of_a_list, with_a_nan, in_order, rows_in_order, equal_keys_in_order)
+def made_and_returned(x: torch.Tensor) -> torch.Tensor:
+    return max(x.sum(), x.mean(), (x * 2).amin())
+
+
+def made_ordered_and_returned(x: torch.Tensor) -> torch.Tensor:
+    return sorted([x.sum(), x.mean(), x.std()])[1]
+
+
+WHOLE = (
+    of_two, of_a_list, with_a_nan, in_order, rows_in_order, equal_keys_in_order, made_and_returned,
+    made_ordered_and_returned,
+)  # fmt: skip
 BROKEN = (
     returned, a_view_returned, operand_written, choice_written, with_a_number, order_returned, ordered_is_written,
 )  # fmt: skip
@@ -96,6 +108,50 @@ def test_choices_are_eagers(program: Program) -> None:
         assert (found._base is x) is (wanted._base is x)
     broke = any(event.kind.id == "data_dependent_branch" for event in torchcompile.report().events)
     assert broke is (program in BROKEN)
+
+
+def told_apart(x: torch.Tensor) -> Any:
+    total, mean = x.sum(), x.mean()
+    return max(total, mean), total, mean
+
+
+def by_another_choice(x: torch.Tensor) -> Any:
+    first = max(x.sum(), x.mean())
+    return min(first, x.std() + 9), first
+
+
+def handed_to_a_list(x: torch.Tensor, kept: list[torch.Tensor]) -> Any:
+    total = x.sum()
+    kept.append(total)
+    return max(total, x.mean()), kept
+
+
+@pytest.mark.expected_eager("data_dependent_branch")
+@pytest.mark.parametrize("program", [told_apart, by_another_choice, lambda x: handed_to_a_list(x, [])])
+def test_a_choice_that_is_handed_out_beside_its_operand_is_the_operand(program: Callable[..., Any]) -> None:
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 3, dtype=torch.float64)
+        for found, wanted in zip(pairs(compiled(x)), pairs(program(x)), strict=True):
+            assert found == wanted
+
+
+def pairs(results: Any) -> list[Any]:
+    leaves = pytree.tree_leaves(results)
+    return [(a is b, float(a)) for a in leaves for b in leaves]
+
+
+@pytest.mark.expected_eager("data_dependent_branch")
+def test_a_choice_of_what_has_a_gradient_and_what_has_none_keeps_its_own() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return max(x.sum(), x.detach().mean())
+
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+        assert compiled(x).requires_grad is program(x).requires_grad
 
 
 @pytest.mark.expected_eager("raise_was_handled")

@@ -107,8 +107,13 @@ def computed_alike(x: torch.Tensor, n: torch.Tensor) -> Any:
     return x * (second**0.5) + first / second, first - second, x.clamp(max=second * 2).sum() * torch.tensor(first * 2)
 
 
+def bounded(x: torch.Tensor, n: torch.Tensor) -> Any:
+    mean = n.double().mean().item()
+    return x * max(mean, 1.5) + min(mean, 0.5), max(n[0].item(), 2), min(mean * 2, mean + 1)
+
+
 WHOLE = (
-    arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
+    bounded, arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
     asserted, taken_again, sized_by_a_float, sized_by_equal_floats, sized_by_equal_integers, computed_alike,
 )  # fmt: skip
 
@@ -122,9 +127,13 @@ def results(program: Program, parts: tuple[int, int]) -> tuple[list[Any], torch.
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
-def test_one_graph_serves_all_values(program: Program, backend: str) -> None:
-    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+@pytest.mark.parametrize(
+    ("program", "dynamic"),
+    [(p, None) for p in WHOLE] + [(p, True) for p in WHOLE if p not in (split_by, listed)],  # lists of unknown length
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_one_graph_serves_all_values(program: Program, backend: str, dynamic: bool | None) -> None:
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)
     for parts in ((1, 3), (2, 2), (3, 1), (4, 0)):
         found, wanted = results(compiled, parts), results(program, parts)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)

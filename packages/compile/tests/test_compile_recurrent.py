@@ -84,3 +84,26 @@ def test_packed_sequences_of_varying_lengths(kind: type[nn.Module]) -> None:
             result = call(x, lengths)
             found.append([result, *torch.autograd.grad(result.sum(), list(net.parameters()))])
         torch.testing.assert_close(found[0], found[1], msg=lambda text: f"seed {seed}: {text}")
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh", "relu"])
+def test_packed_sequences_leave_the_graph(kind: str, dynamic: bool | None) -> None:
+    """Their kernels read how long each is, whether or not there is data to read."""
+    made: Any = {"lstm": nn.LSTM, "gru": nn.GRU}.get(kind) or (lambda *a, **k: nn.RNN(*a, **k, nonlinearity=kind))
+    layer = made(4, 3, batch_first=True).double()
+
+    def program(x: torch.Tensor) -> Any:
+        lengths = torch.tensor([2] * (x.shape[0] - 1) + [5])
+        packed = nn.utils.rnn.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
+        out, state = layer(packed)
+        return nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0].sin(), state
+
+    compiled = torchcompile.compile(program, backend="aot_eager", dynamic=dynamic)
+    for rows in (3, 5):
+        x = torch.randn(rows, 5, 4, dtype=torch.float64, requires_grad=True)
+        found, wanted = compiled(x), program(x)
+        torch.testing.assert_close(found, wanted)
+        gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out, _ in (found, wanted)]
+        torch.testing.assert_close(*gradients)

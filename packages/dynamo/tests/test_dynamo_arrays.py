@@ -300,6 +300,8 @@ def test_functions_of_two_operands(name: str) -> None:
 
 
 CALLS: tuple[Program, ...] = (
+    lambda a, b: (np.cov(a), np.cov(b, rowvar=False), np.cov(a[0]), np.cov(a, bias=True), np.cov(b, ddof=2), np.corrcoef(a), np.corrcoef(b.T, rowvar=False)),
+    lambda a, b: (np.atleast_3d(a), np.atleast_3d(b[0]), np.atleast_3d(a.sum()), np.corrcoef(a[0])),
     lambda a, b: (a.sum(), a.sum(0), a.sum(axis=(0, 1)), a.sum(-1, keepdims=True), np.sum(b, dtype=np.float32)),
     lambda a, b: (a.mean(), np.mean(b, 0), np.std(a, axis=1), a.var(ddof=1), np.var(b, axis=0, keepdims=True)),
     lambda a, b: (a.max(), a.min(0), np.amax(b, axis=1), a.argmax(), a.argmin(axis=1), np.argmax(b > 0, 0)),

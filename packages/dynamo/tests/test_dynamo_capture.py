@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -348,3 +349,34 @@ def test_a_break_in_a_called_function_goes_on_in_it_and_in_its_caller() -> None:
     for _ in range(2):
         same(g(x), f(x))
     assert [len(list(graph.graph.nodes)) for graph in graphs.graphs] == [4, 4]  # two calls in each
+
+
+class Kinds(enum.IntFlag):
+    A = 1
+    B = 2
+    C = 4
+
+
+def test_flags_without_a_name_of_their_own_are_numbers_of_the_graph() -> None:
+    @torchdynamo.optimize(lambda graph, inputs: graph.forward, options=torchdynamo.CaptureOptions(fullgraph=True))
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * (Kinds.A | Kinds.C) + x.sum(Kinds(0)) * Kinds.B
+
+    assert torch.equal(program(torch.ones(2, 3)), torch.full((2, 3), 9.0))
+
+
+@pytest.mark.parametrize("shapes", [((3,), (5, 3)), ((4, 1, 3), (2, 3)), ((), (2,))])
+def test_the_common_shape_of_two_is_one_of_symbols(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """`torch._C._infer_size`, by which torch's distributions broadcast."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.expand(torch._C._infer_size(x.shape, y.shape)) * 2
+
+    compiled = torchdynamo.optimize(
+        lambda graph, inputs: graph.forward, options=torchdynamo.CaptureOptions(dynamic=True, fullgraph=True)
+    )(program)
+    for longer in (0, 2):
+        x, y = (torch.randn(tuple(size + longer * (size > 1) for size in shape)) for shape in shapes)
+        assert torch.equal(compiled(x, y), program(x, y))
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        compiled(torch.ones(3), torch.ones(4))

@@ -250,6 +250,38 @@ def _nansum(
     return torch.nansum(_values(n, asked, a), dims(axis, n.tensor(a)), keepdim=keepdims)
 
 
+def _cov(
+    n: ArrayWorld,
+    asked: Model,
+    m: object,
+    y: object = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: float | None = None,
+) -> torch.Tensor:
+    known(rowvar, bias, ddof)
+    if y is not None:
+        raise BreakGraph("numpy", "cov() of two arrays: concatenate them")
+    x = torch.atleast_2d(n.tensor(m, asked.dtype))
+    if x.is_complex():
+        raise BreakGraph("numpy", "cov() of complex numbers")
+    x = x if rowvar or n.tensor(m).dim() == 1 else x.mT
+    by = x.shape[1] - (ddof if ddof is not None else int(not bias))
+    if by <= 0:
+        raise BreakGraph("numpy", "cov() of too few observations, which warns")
+    x = x - x.mean(1, keepdim=True)
+    found: torch.Tensor = (x @ x.mT / by).squeeze()
+    return found
+
+
+def _corrcoef(n: ArrayWorld, asked: Model, x: object, y: object = None, rowvar: bool = True) -> torch.Tensor:
+    found = _cov(n, asked, x, y, rowvar)
+    if not found.dim():
+        return found / found
+    deviations = found.diagonal().sqrt()
+    return (found / deviations[:, None] / deviations).clip(-1, 1)
+
+
 REDUCTIONS: dict[str, Rule] = {
     "sum": Rule(_sum), "prod": Rule(_prod), "mean": Rule(_mean), "var": Rule(_var), "std": Rule(_std),
     "max": _extreme("amax"), "min": _extreme("amin"), "argmax": _place("argmax"), "argmin": _place("argmin"),
@@ -259,4 +291,5 @@ REDUCTIONS: dict[str, Rule] = {
 REDUCING: dict[str, Rule] = {
     "ptp": Rule(_ptp), "count_nonzero": Rule(_count_nonzero), "median": Rule(_median), "average": Rule(_average),
     "nansum": Rule(_nansum), "nanmean": Rule(_nanmean), "quantile": Rule(_quantile), "percentile": Rule(_percentile),
+    "cov": Rule(_cov), "corrcoef": Rule(_corrcoef),
 }  # fmt: skip

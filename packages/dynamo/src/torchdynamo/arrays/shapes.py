@@ -586,6 +586,7 @@ SHAPING: dict[str, Rule] = {  # functions alone
     "broadcast_to": Rule(_broadcast_to), "real": Rule(_real), "imag": Rule(_imag), "split": Rule(_split),
     "array_split": Rule(_split), "hsplit": Rule(_hsplit), "vsplit": Rule(_vsplit), "flip": Rule(_flip),
     "fliplr": Rule(_fliplr), "flipud": Rule(_flipud), "atleast_1d": Rule(_atleast), "atleast_2d": Rule(_atleast),
+    "atleast_3d": Rule(_atleast),
     "asarray": Rule(_asarray), "array": Rule(_array), "ascontiguousarray": Rule(_ascontiguousarray),
     "asanyarray": Rule(_asarray), "concatenate": Rule(_concatenate), "stack": Rule(_stack), "hstack": _joined("hstack"),
     "vstack": _joined("vstack"), "dstack": _joined("dstack"), "column_stack": _joined("column_stack"),

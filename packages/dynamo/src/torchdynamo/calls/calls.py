@@ -28,10 +28,12 @@ from torch.optim import optimizer
 from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
+from primtorch.layout import broadcast_shapes
 from torchdynamo._C import CompiledCallable
 from torchdynamo.calls import jagged_calls, masked, packed_parameters, tensor_operators, torch_calls, typed_constructors
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
+from torchdynamo.calls.caches import Caches
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.collectives import FUNCTIONAL, inlines, wait, with_group_named
 from torchdynamo.calls.duals import Duals
@@ -93,6 +95,7 @@ class Calls:
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
+        self.caches = Caches(outside, world, interpreter, self.emissions)
         self.blocks = OpenBlocks(outside.recorder, self.emissions)
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
@@ -138,7 +141,7 @@ class Calls:
         if kind is CompiledCallable:
             return Redirect(fn.function, args, kwargs)
         if kind is functools._lru_cache_wrapper:
-            return self.emissions.cached(fn, args, kwargs)
+            return self.caches.call(fn, args, kwargs)
         if kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
             if hasattr(fn, "_torchdynamo_inline"):
                 return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
@@ -305,6 +308,8 @@ class Calls:
         self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
             return self._context_variable(owner, fn, args)
+        if isinstance(owner, functools._lru_cache_wrapper):
+            return self.caches.method(owner, fn.__name__)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
         if torch_functions.is_leaf(fn) and not self._changes_unseen(owner):
@@ -319,6 +324,10 @@ class Calls:
     def _numel(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`torch.Size.numel`, whose C code would take each symbol for the number that it is in this call."""
         return math.prod(*args) if len(args) == 1 and isinstance(args[0], torch.Size) and not kwargs else MISSING
+
+    def _infer_size(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The common shape of two, whose C code takes no symbols."""
+        return MISSING if kwargs or len(args) != 2 else torch.Size(broadcast_shapes(*args))  # type: ignore[arg-type]
 
     def _changes_unseen(self, owner: object) -> bool:
         """Whether an object of torch's C code is the program's own, and what its methods say hangs on a state in it
@@ -773,6 +782,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.nn.functional.one_hot, Calls._one_hot),
     (torch._check_is_size, Calls._assert_number),
     (torch.Size.numel, Calls._numel),
+    (torch._C._infer_size, Calls._infer_size),
     (pickle.dumps, Calls._pickle),
 )
 _MODULE_CALL: object = nn.Module.__call__

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdynamo.calls import torch_calls
-from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER
 from torchdynamo.interpreter.protocol import MISSING, Args, Callee, InterpreterApi, Kwargs, Rule, World
-from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
+from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING as UNWRITTEN
 from torchdynamo.reasons import BreakGraph
@@ -202,21 +201,6 @@ class Emissions:
         if self._open:
             fn(*args, **kwargs)
         self.do(fn, args, kwargs, filters=True)
-
-    # -- results kept by a cache ------------------------------------------------------------
-
-    def cached(self, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-        """A function with a cache is interpreted. One that says something is called each time: it may keep silent."""
-        before, own = len(self.made), not is_trusted_module(getattr(fn.__wrapped__, "__module__", None) or "")
-        effects = effects_so_far(self.outside) if own else None
-        self.interpreter.tail_call = False
-        result = self.world.call(fn.__wrapped__, args, kwargs)
-        if own and effects_so_far(self.outside, effects) != effects:
-            raise BreakGraph("c_function", f"{fn.__wrapped__.__qualname__} has a cache, and writes to the outside")
-        if len(self.made) > before:
-            del self.made[before:]
-            self.do(fn, args, kwargs)
-        return result
 
     # -- where and what ---------------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 `torch.where`, and puts in order by a stable sort.
 
 A result is one of the operands to Python, and memory of its own in the graph. So where the program writes to any of
-them, or hands the result out, capture begins anew, and the graph ends before the choice.
+them, or hands the result out beside an operand (or an operand was handed in), capture begins anew, and the graph ends
+before the choice. The same goes for what a function keeps between calls, and the graph computes at each.
 """
 
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -22,6 +24,9 @@ from torchdynamo.graph.view_writes import memory_of
 if TYPE_CHECKING:
     from torchdynamo.graph.recorder import Recorder
 
+# Functions with a cache, of which some program has written to what they keep, or has handed it out.
+KEPT: weakref.WeakSet[Any] = weakref.WeakSet()
+
 Place = tuple[UserFrame, ...]
 Pair = tuple[Any, Any]
 
@@ -33,6 +38,9 @@ class Choices:
         self.recorder = recorder
         self._results: dict[int, Place] = {}
         self._operands: dict[int, Place] = {}
+        self._stands_for: dict[int, frozenset[int]] = {}  # results that may leave, where none of these does
+        self._left: set[int] = set()
+        self._caches: dict[int, object] = {}  # whose results they are
 
     def choose(self, op: str, values: Pair, keys: Pair) -> Pair | None:
         """The value, and its key, whose key comes first by `op`; None where the graph cannot tell."""
@@ -44,9 +52,8 @@ class Choices:
         met = (keys[0] > keys[1] if op == ">" else keys[0] < keys[1]).reshape(())
         key = torch.where(met, *keys)
         value = key if all(map(operator.is_, values, keys)) else torch.where(met, *values)
-        for chosen in (value, key):
-            self._results[id(memory_of(chosen))] = place
-        self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
+        self._note([value], values, place)
+        self._note([key], keys, place)
         return value, key
 
     def order(self, values: list[object], keys: list[object], reverse: bool) -> list[Any] | None:
@@ -64,9 +71,16 @@ class Choices:
                 return None
         places = stacked.argsort(stable=True, descending=bool(reverse))
         found = [value.clone() for value in torch.stack(list(values)).index_select(0, places).unbind(0)]
-        self._results |= {id(memory_of(tensor)): place for tensor in found}
-        self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
+        self._note(found, values, place)
+        self._operands |= {id(memory_of(tensor)): place for tensor in keys}
         return found
+
+    def keep(self, tensors: Iterable[torch.Tensor], cache: object) -> None:
+        """Notes what the program takes to be kept by a cache, where the graph computes it at each call."""
+        place = self.recorder.user_frames()
+        memories = {id(memory_of(tensor)) for tensor in tensors}
+        self._results |= dict.fromkeys(memories, place)
+        self._caches |= dict.fromkeys(memories, cache)
 
     def written(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raises NumberAsked where a write would have gone to the operand, or would have been read by the result."""
@@ -74,12 +88,32 @@ class Choices:
         self._refuse(memories, {**self._results, **self._operands})
 
     def leaves(self, tensor: torch.Tensor) -> None:
-        """Raises NumberAsked where what leaves the graph would be the operand itself."""
-        self._refuse({id(memory_of(tensor))}, self._results)
+        """Raises NumberAsked where what leaves the graph would be the operand itself, and somebody can tell."""
+        self._left.add(id(memory_of(tensor)))
+        chosen = self._left & self._results.keys()
+        if chosen:
+            nodes = self.recorder.graph.nodes
+            seen = {id(memory_of(node.meta.get("val"))) for node in nodes if node.op in ("placeholder", "get_attr")}
+            seen |= self._left
+            self._refuse({m for m in chosen if m not in self._stands_for or self._stands_for[m] & seen}, self._results)
+
+    def _note(self, results: Sequence[Any], operands: Sequence[Any], place: Place) -> None:
+        memories = {id(memory_of(tensor)) for tensor in operands}
+        self._operands |= dict.fromkeys(memories, place)
+        behind = frozenset().union(*(self._stands_for.get(memory, ()) for memory in memories), memories)
+        told_apart = len({tensor.requires_grad for tensor in operands}) > 1 or not memories.isdisjoint(
+            self._results.keys() - self._stands_for.keys()
+        )
+        for result in results:
+            self._results[id(memory_of(result))] = place
+            if not told_apart:
+                self._stands_for[id(memory_of(result))] = behind
 
     def _refuse(self, memories: Iterable[int], of: dict[int, Place]) -> None:
-        places = {of[memory] for memory in memories if memory in of}
+        asked = [memory for memory in memories if memory in of]
+        places = {of[memory] for memory in asked}
         if places:
+            KEPT.update(self._caches[memory] for memory in asked if memory in self._caches)
             raise NumberAsked(places, as_size=False)
 
 

@@ -8,6 +8,7 @@ fake tensor and leaves no trace but the guards on the inputs' metadata.
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,12 @@ _RANDOM = frozenset(
         "multi_head_attention_forward",
     }
 )  # fmt: skip
+_DRAWN_INTO = frozenset(
+    f"{name}_"
+    for name in ("normal", "uniform", "random", "bernoulli", "exponential", "geometric", "cauchy", "log_normal")
+)
+
+_SEEDED = torch.Tag.nondeterministic_seeded
 
 # Whether a tensor is a view that conjugates or negates when it is read. Inputs are none, of others it is not known.
 _LAZY_BITS = frozenset({"is_conj", "is_neg"})
@@ -156,6 +163,7 @@ class Recorder:
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last
         self.mode_override: Callable[..., object] = _no_override
         self.override: Callable[..., object] = _no_override  # what a call means to the classes that torch would ask
+        self.draws = 0  # calls so far that may draw random numbers
         self.draw: Callable[..., object] = _no_draw  # what a call means that is given a generator
 
     # -- entering and leaving ---------------------------------------------------------------
@@ -453,6 +461,7 @@ class Recorder:
             effect, self.conditions.can_begin_anew = True, False
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
+        self.draws += name in _RANDOM or name in _DRAWN_INTO or any(t is _SEEDED for t in getattr(overload, "tags", ()))
         if effect or tensors_in(result):
             node = self.write(func, args, kwargs, result)
             node.meta["refusable"] = self.mode.refusable > refusable
@@ -674,6 +683,8 @@ class Recorder:
             return numpy_values.number(value)
         if isinstance(value, type(torch.FloatTensor)):  # the name of a tensor type is a literal, and means the same
             return f"{value.__module__}.{value.__name__}"
+        if isinstance(value, enum.IntFlag) and value.name not in type(value).__members__:  # FX writes members by name
+            return int(value)
         if isinstance(value, type):
             return _DTYPES_OF_TYPES.get(value, value)
         if type(value).__module__ == "numpy":

@@ -15,7 +15,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr, constant
 from primtorch.symbolic.float_expr import FloatExpr, float_constant
 from primtorch.symbolic.relation import COMPARE, SYMBOLS, FloatRelation, relate
-from primtorch.symbolic.scalar_ops import FLOAT_FUNCTIONS
+from primtorch.symbolic.scalar_ops import FLOAT_FUNCTIONS, float_maximum, float_minimum
 from primtorch.symbolic.shape_env import ShapeEnv
 from primtorch.symbolic.sym_node import SymNode, node_of
 
@@ -202,10 +202,13 @@ _FUNCTIONS: dict[object, Callable[..., object]] = {
     math.fabs: lambda a: _call("fabs", a),
     min: _extreme(False),
     max: _extreme(True),
+    float_minimum: _extreme(False),  # as a graph's nodes have them
+    float_maximum: _extreme(True),
     divmod: _divmod,
     pow: lambda a, b: binary("**", a, b),
 }
-_ARITY: dict[object, tuple[int, ...]] = {fn: (2,) if fn in (min, max, divmod, pow) else (1,) for fn in _FUNCTIONS}
+_OF_TWO = (min, max, float_minimum, float_maximum, divmod, pow)
+_ARITY: dict[object, tuple[int, ...]] = {fn: (2,) if fn in _OF_TWO else (1,) for fn in _FUNCTIONS}
 # Every function that `function` may know.
 NUMBER_FUNCTIONS: frozenset[object] = frozenset((*_FUNCTIONS, *FLOAT_FUNCTIONS))
 
