@@ -385,10 +385,12 @@ def death_by(path: Path) -> str:
     return found.what if isinstance(found, Death) else ""
 
 
-def _says_again(fault: Planted, path: Path) -> bool:
-    """Whether a file of `minify` shows the fault."""
+def says_again(fault: Planted, path: Path) -> bool:
+    """Whether a file of `minify` shows the fault. It verifies whole calls, so that of a death in capture it tells."""
     with planted(fault):
-        return death_by(path) == fault.dies if fault.dies else bool(shown_by(path))
+        if fault.dies and fault.stage != "capture":
+            return death_by(path) == fault.dies
+        return fault.dies in shown_by(path) if fault.dies else bool(shown_by(path))
 
 
 def row(fault: Planted) -> tuple[bool, str]:
@@ -397,18 +399,14 @@ def row(fault: Planted) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         by_verify = (
-            "an error, no difference"
-            if fault.raises
-            else "dies"
-            if fault.dies and fault.stage == "capture"
-            else ("yes" if is_named(fault, verified(fault, folder)) else "NO")
+            "an error, no difference" if fault.raises else ("yes" if is_named(fault, verified(fault, folder)) else "NO")
         )
         found = minified(fault, folder)
         told = str(found.fault)
         named = is_named(fault, told)
         again = "no file"
         if found.path is not None:
-            again = "yes" if _says_again(fault, found.path) else "NO"
+            again = "yes" if says_again(fault, found.path) else "NO"
     well = named and found.lines <= 10 and by_verify != "NO" and again == "yes"
     operator = found.fault.operator if found.fault is not None else ""
     below = ", ".join(found.fault.below) if found.fault is not None else ""

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import FAULTS, Planted, death_by, is_named, minified, planted
+from planted_faults import FAULTS, Planted, death_by, is_named, minified, planted, says_again, shown_by
 
 import torchcompile
 from torchcompile.faults import children, stages
 from torchcompile.faults.children import ChildFailed, Death, in_child
+from torchdynamo.errors import CaptureDied
 from torchinductor.codegen.cpp.backend import CppBackend
 
 OPTIONS: dict[str, Any] = {"cache": None}
@@ -57,6 +58,10 @@ def block(x: torch.Tensor) -> torch.Tensor:
     return hidden.softmax(-1).exp().sum(0)
 
 
+def shares(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.sin(), -1).exp()
+
+
 SLICE = (
     "kernels: erf's writes to null",
     "rule of sigmoid's gradient divides by zero",
@@ -69,9 +74,8 @@ def test_a_script_that_dies_is_reduced(fault: Planted, tmp_path: Path) -> None:
     found = minified(fault, tmp_path)
     assert is_named(fault, str(found.fault)) and f"crashes: {fault.dies}" in str(found.fault), found
     assert found.lines <= 10 and found.path is not None
-    with planted(fault):
-        assert death_by(found.path) == fault.dies
-    assert not death_by(found.path)  # without the fault the file runs
+    assert says_again(fault, found.path)
+    assert not death_by(found.path) and not shown_by(found.path)  # without the fault the file runs
 
 
 @pytest.mark.slow
@@ -110,6 +114,23 @@ def test_a_program_whose_kernel_would_end_it_goes_on(
     else:
         assert "reduced to 1 operators" in said
         assert "first operator that fails is gelu" in (tmp_path / "minified_kernels_gelu.py").read_text()
+
+
+def test_a_capture_that_would_end_the_program_is_told() -> None:
+    (fault,) = (f for f in FAULTS if f.dies and f.stage == "capture")
+    x, told = torch.randn(4, 3, requires_grad=True), f"capture crashes: {fault.dies}"
+    with planted(fault):
+        compiled = torchcompile.compile(shares, options={**OPTIONS, "minify_on_error": True})
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), shares(x))
+        (event,) = torchcompile.report().events
+        assert event.kind.id == "capture_fault" and told in event.detail and __file__ in event.where
+        for asks in ({"options": {"strict": True}}, {"fullgraph": True}):
+            options = {**OPTIONS, "minify_on_error": True, **asks.pop("options", {})}  # type: ignore[dict-item]
+            with pytest.raises(CaptureDied, match=told):
+                torchcompile.compile(shares, options=options, **asks)(x)  # type: ignore[arg-type]
+        with pytest.raises(torchcompile.WrongResult, match=rf"(?s)stage capture.*{told}.*softmax"):
+            torchcompile.compile(shares, options={**OPTIONS, "verify": True})(x)
 
 
 def test_under_strict_the_death_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

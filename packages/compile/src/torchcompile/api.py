@@ -19,7 +19,7 @@ from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
 from torchcompile.faults.calls import verified
-from torchcompile.faults.examine import WATCHING
+from torchcompile.faults.examine import WATCHING, rehearse
 from torchcompile.journal import Journal
 from torchcompile.mixture import driver as mixed
 from torchcompile.module import Transform, compile_call, compile_class, compiled_module, original_of
@@ -244,6 +244,7 @@ def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | 
         on_recompile=settings.on_recompile,
         strict=settings.strict,
         round_by_round=_round_by_round(settings),
+        rehearse=rehearse if settings.verify or settings.minify_on_error else None,
     )
 
 

@@ -47,7 +47,7 @@ from torchdynamo.emit.codegen import GIVEN, Codegen, parameter_name
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.generated_code import forget_ended_code, load
 from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
-from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
+from torchdynamo.errors import CaptureDied, InternalError, TorchDynamoError, Unsupported
 from torchdynamo.events import LOOPED_BATCH, NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
 from torchdynamo.function import CallFrames, Compiled, Frames, Function
 from torchdynamo.graph.derivatives import first_leaf_behind
@@ -184,6 +184,10 @@ def _convert(
     ambient, text, told = global_state(), None, state.stats.ledger.events
     with _own_faults(state), _without_classes():
         state.show("bytecode.txt", bytecode_text, state.function.__code__)
+        if state.options.rehearse is not None:
+            death = state.options.rehearse(lambda: _capture_and_generate(state, flat, ambient, opened))
+            if death is not None:
+                raise CaptureDied(f"capture {death}; `python -m torchcompile minify SCRIPT` reduces the program")
         generated = _capture_and_generate(state, flat, ambient, opened)
         if not isinstance(generated, Generated):
             return generated

@@ -21,6 +21,10 @@ class InternalError(TorchDynamoError):
     """A fault in capture itself (raised under `strict=True` and `fullgraph=True`, counted and logged otherwise)."""
 
 
+class CaptureDied(InternalError):
+    """A capture would have ended the process, or would not have ended: it was made in another one first."""
+
+
 class SizeNotDynamic(TorchDynamoError):
     """A size that was marked with `mark_dynamic` has to be one number, or to keep within less than was promised."""
 

@@ -15,6 +15,7 @@ from torchdynamo.sources import Source
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[object]]]
 Dump = Callable[[str, str], None]
 RoundByRound = Callable[[Sequence[torch.nn.Module]], bool]
+Rehearsal = Callable[[Callable[[], object]], "str | None"]
 
 
 class GuardKind(enum.Enum):
@@ -131,6 +132,8 @@ class CaptureOptions:
         strict: an internal error in capture raises instead of running the frame eagerly.
         round_by_round: asked of modules that a loop goes over; where it says yes, the graph ends at the loop's head,
             and a round is a graph of its own, which rounds over modules that are built alike share.
+        rehearse: is handed each capture before this process makes it, to be made where it may do harm; says how that
+            ended the other process. The function then runs as it is written, and that is told.
     """
 
     fullgraph: bool = False
@@ -139,3 +142,4 @@ class CaptureOptions:
     on_recompile: str = "continue"
     strict: bool = False
     round_by_round: RoundByRound | None = None
+    rehearse: Rehearsal | None = None

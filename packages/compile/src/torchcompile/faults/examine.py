@@ -15,12 +15,12 @@ from primtorch import forks
 from primtorch.ledger import Event, Ledger, warn_of
 from torchcompile.errors import CompilerDied, WrongResult
 from torchcompile.events import NOT_VERIFIED
-from torchcompile.faults.children import Death, possible
+from torchcompile.faults.children import ChildFailed, Death, in_child, possible
 from torchcompile.faults.find import Reproducer, locate, minify
 from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
-from torchcompile.faults.stages import look_at, observe
+from torchcompile.faults.stages import SILENCE, look_at, observe
 from torchcompile.faults.standalone import outline
 
 # What a process that is watched does: the program's own code, a call in eager, its capture, what was compiled of it.
@@ -168,6 +168,17 @@ class Examiner:
         if watch is not None and found is not None:
             watch.found.append(found)
         return found
+
+
+def rehearse(capture: Callable[[], object]) -> str | None:
+    """Makes a capture in a child, before this process does: how it ended that, None where it did not."""
+    if not possible() or WATCHING.watch is not None:  # who looks for a fault is a child itself, and is to die of it
+        return None
+    try:
+        found = in_child(lambda tell: (capture(), None)[1], SILENCE)
+    except ChildFailed:
+        return None
+    return f"{found.kind}: {found.what}" if isinstance(found, Death) else None
 
 
 def _where(found: Reproducer | None) -> str:
