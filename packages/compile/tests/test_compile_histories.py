@@ -497,6 +497,28 @@ def test_many_drawn_programs_have_eagers_gradients(way: str, tmp_path: Path) -> 
     assert counts["equal"] > 2 * counts["refused"], counts
 
 
+WRITES_TO_PARTS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "a row": lambda c, b: c.__setitem__(0, b[1].sin()),
+    "a column": lambda c, b: c[:, 1].copy_(b[:, 0]),
+    "turned": lambda c, b: c.t().copy_(b.t()),
+    "a part in place": lambda c, b: c[1:].mul_(b[1:]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("write", WRITES_TO_PARTS)
+def test_a_derivative_of_a_write_to_a_part_within_the_program(write: str, way: str, tmp_path: Path) -> None:
+    """Its derivative writes to parts of gradients: of what these are computed from an export had lost the history."""
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        written = y * 2
+        WRITES_TO_PARTS[write](written, y)
+        return (by_a_derivative(y, written + y),)
+
+    torchcompile.reset()
+    assert outcome(way, program, 5, tmp_path / "program") == ("equal" if way == "compile" else "refused")
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("piece", COMMON, ids=lambda piece: piece.__name__)
 def test_each_common_piece_is_taken(piece: Piece, way: str, tmp_path: Path) -> None:
