@@ -129,7 +129,8 @@ def results(program: Program, parts: tuple[int, int]) -> tuple[list[Any], torch.
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize(
     ("program", "dynamic"),
-    [(p, None) for p in WHOLE] + [(p, True) for p in WHOLE if p not in (split_by, listed)],  # lists of unknown length
+    # Of sizes that vary lists have an unknown length, and inductor does not know a cut to lie within the dim: graphs end.
+    [(p, None) for p in WHOLE] + [(p, True) for p in WHOLE if p not in (split_by, listed, first_rows)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_one_graph_serves_all_values(program: Program, backend: str, dynamic: bool | None) -> None:

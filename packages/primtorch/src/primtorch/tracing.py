@@ -135,7 +135,9 @@ class RecordingMode(DispatchMode):
         if not written or _has_own_autograd(func):
             return None
         derived = torch._C._current_autograd_node()
-        if derived is not None and derived.name().endswith("CopySlices"):  # it writes to parts of gradients, as views of them
+        if derived is not None and derived.name().endswith(
+            "CopySlices"
+        ):  # it writes to parts of gradients, as views of them
             raise TraceError(
                 "the program takes the derivative of a write to a part of a tensor, which a graph of operators has no "
                 f"form for{self.line()}: make a new tensor of the parts, or keep it out of the graph"
