@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,15 @@ import torchdynamo
 NAME = "kept_world"
 
 
-def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder of its own, in which frames are kept."""
+@pytest.fixture(name="folder", autouse=True)
+def kept_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of a test's own for modules and a cache, in which frames are kept; for files that import this."""
     monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
-    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHCOMPILE_KEEP_FRAMES", "1")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.syspath_prepend(str(folder))
-
-
-def forget() -> None:
-    """Takes the modules out again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
     for name in (NAME, "kept_helper"):
         sys.modules.pop(name, None)
 

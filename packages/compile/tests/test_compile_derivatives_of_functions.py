@@ -403,6 +403,30 @@ def test_derivatives_are_eagers(name: str, backend: str) -> None:
                 compare(found, expected, f"seed {seed}, {order=}, {both=}, {linear=}, {rows=}")
 
 
+ONCE_BACKWARDS: dict[str, Backward] = {
+    "hands the gradient on": lambda g, a, inner, y: g,
+    "by parts": lambda g, a, inner, y: torch.cat([g[:2], g[2:] * a[2:]]),
+    "a view": lambda g, a, inner, y: g.t().reshape(g.shape[1], -1).t(),
+    "computes": lambda g, a, inner, y: g * a * y,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ONCE_BACKWARDS)
+def test_fourth_derivatives_past_a_function_that_may_be_differentiated_once(name: str, backend: str) -> None:
+    """Autograd passes its error by where no input lies behind it: what its backward gives is a constant to all orders."""
+    function, seed = own(ONCE_BACKWARDS[name], once=True), random.SystemRandom().randrange(1 << 30)
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return function.apply(a.square() * b) * b.sin()  # type: ignore[no-any-return]
+
+    compiled = torchcompile.compile(program, backend=backend, options=OPTIONS.get(backend))
+    for linear in (False, True):
+        expected, found = (derivatives(f, example(seed, 4, True), 4, linear) for f in (program, compiled))
+        assert len(expected) > 12
+        compare(found, expected, f"seed {seed}, {linear=}")
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_drawn_compositions(backend: str) -> None:
     check_compositions(backend, 3)
@@ -420,12 +444,8 @@ def check_compositions(backend: str, count: int) -> None:
     source = random.Random(seed)
     # A region's draws, in higher derivatives, may be none that the forward kept: those are refused.
     left_out = ("by_no_elements", "by_a_derivative", "gives a number", "by_drawing_regions")
-    # Eager drops what a derivative would have of a function that may be differentiated once, where nothing asks for its
-    # error; of a third derivative that is another part than is dropped here.
-    once = ("once", "once, and hands the gradient on")
+    names = [name for name in PIECES if name not in left_out]
     for number in range(count):
-        order = source.choice((2, 3))
-        names = [name for name in PIECES if name not in (*left_out, *(once if order == 3 else ()))]
         steps = [(source.choice(names), source.randrange(2 + n), source.randrange(2 + n)) for n in range(3)]
 
         def program(a: Tensor, b: Tensor, steps: Any = steps) -> Tensor:
@@ -435,7 +455,7 @@ def check_compositions(backend: str, count: int) -> None:
             return values[-1]
 
         torchcompile.reset()
-        dynamic, linear = source.choice((None, True)), source.random() < 0.3
+        order, dynamic, linear = source.choice((2, 3)), source.choice((None, True)), source.random() < 0.3
         compiled = torchcompile.compile(program, backend=backend, dynamic=dynamic, options=OPTIONS.get(backend))
         for rows in (4, 5):
             inputs = lambda rows=rows: example(seed + number, rows, True)  # noqa: E731

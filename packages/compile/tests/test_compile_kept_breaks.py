@@ -9,23 +9,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from kept_programs import NAME, forget, imported, prepare, run
+from kept_programs import NAME, imported, run
+from kept_programs import kept_folder as kept_folder
 
 import torchdynamo
 
 pytestmark = pytest.mark.expected_eager(...)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    prepare(tmp_path, monkeypatch)
-    yield tmp_path
-    forget()
 
 
 HEAD = """

@@ -12,27 +12,20 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kept_programs import NAME, Change, forget, imported, prepare, run
+from kept_programs import NAME, Change, imported, run
+from kept_programs import kept_folder as kept_folder
 from torch import nn
 
 import torchcompile
 import torchdynamo
 from primtorch import ambient
 from torchcompile.store import Store
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    prepare(tmp_path, monkeypatch)
-    yield tmp_path
-    forget()
-
 
 PLAIN = """
 import math

@@ -8,25 +8,19 @@ from __future__ import annotations
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kept_programs import forget, imported, outcome, prepare
+from kept_programs import imported, outcome
+from kept_programs import kept_folder as kept_folder
 
 import torchcompile
 import torchdynamo
 
 pytestmark = pytest.mark.expected_eager("recompiled", "disabled")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    prepare(tmp_path, monkeypatch)
-    yield tmp_path
-    forget()
 
 
 HEAD = """

@@ -196,4 +196,4 @@ def test_random_programs_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     found = replies("template_worker.py", "--random", str(random.randrange(10**6)), "12")
     assert not [reply for reply in found if "failure" in reply]
-    assert sum(int(reply["templates"]) for reply in found) > 3
+    assert all(int(reply["templates"]) for reply in found)

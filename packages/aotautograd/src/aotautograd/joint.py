@@ -424,7 +424,13 @@ def _run_node(
         return _interpret(recorder, body, args, present, nested) if found is None else found
     backward = _backward_of(node)
     if backward is not None:
-        return backward.run(lambda *flat: _interpret(recorder, backward.body, flat, present, nested), args)
+        ends = backward.once and any(isinstance(g, torch.Tensor) and g.requires_grad for g in args[backward.kept :])
+
+        def body(*flat: Any) -> Values:
+            found = _interpret(recorder, backward.body, flat, present, nested)
+            return recorder.without_histories(found) if ends else found
+
+        return backward.run(body, args)
     if node.op == "call_function":
         result = _call(recorder, node.target, args, kwargs)  # type: ignore[arg-type]  # which it is
         if node.target in _CHOICES:

@@ -65,6 +65,8 @@ def pulled_back(
     found = tuple(run())
     made = set(_since(recorder.graph, last))
     read = tuple(0 if place in backward.unread else arg for place, arg in enumerate(args))
+    if backward.once:  # whether its results have a derivative the gradients say, read or not
+        read = (*read[: backward.kept], *args[backward.kept :])
     call = FunctionCall(backward, read, draws=False)
     results = []
     for place, value in enumerate(found):

@@ -192,6 +192,15 @@ class Recorder(DispatchMode):
                 call = call or FunctionCall(function, args, any(map(is_random, self.of_user_node)))
                 node.meta[HISTORY] = FunctionResult(call, path)
 
+    def without_histories(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values of a block in which autograd records nothing, each by a node of its own: what is handed on as it was
+        given has no history behind it either."""
+        found = [aten.alias.default(value) if isinstance(value, torch.Tensor) else value for value in values]
+        for value in found:
+            if isinstance(value, torch.Tensor):
+                self.node_of[id(unwrap(value))].meta[HISTORY] = History.NONE
+        return tuple(found)
+
     def note_detached(self, value: torch.Tensor) -> None:
         """Notes that a tensor has lost its history in place: some use of its value has it, and others have not."""
         node = self.node_of.get(id(unwrap(value)))
