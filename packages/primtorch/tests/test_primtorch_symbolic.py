@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -227,6 +228,25 @@ def test_a_trial_forgets_what_it_asked_and_takes_other_values() -> None:
     assert env.decide(relate("eq", expr_of(size), constant(10))) is None
     assert int(size) == 6
     assert len(env.guards) == 1
+
+
+def test_what_was_computed_before_a_trial_has_the_values_of_the_trial_in_it() -> None:
+    """Sizes of tensors that earlier traces made are what later ones compute with; their examples are the trial's."""
+    env = ShapeEnv()
+    a, b = env.symbol(6, "x.shape[0]"), env.symbol(4, "x.shape[1]")
+    pairs: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda a, b: a, lambda a, b: -a, lambda a, b: a + b, lambda a, b: 2 * a - b, lambda a, b: a * b + 1,
+        lambda a, b: (a + 1) // b, lambda a, b: a % b, lambda a, b: a**2, lambda a, b: a < 2 * b,
+        lambda a, b: torch.sym_not(a == b + 1), lambda a, b: torch.sym_max(a, b), lambda a, b: torch.sym_float(a) / 2,
+    )  # fmt: skip
+    before = [f(a, b) for f in pairs]
+    with env.trial({"s0": 10, "s1": 9}):
+        assert int(a) == 10  # what comes to be known is no other value
+        with env.trial({}):
+            for f, made in zip(pairs, before, strict=True):
+                for number in (made, f(a, b)):
+                    assert not hasattr(number, "node") or number.node.hint == f(10, 9)
+    assert [x.node.hint for x in before] == [f(6, 4) for f in pairs]
 
 
 def test_symbols_made_in_a_trial_keep_their_names() -> None:

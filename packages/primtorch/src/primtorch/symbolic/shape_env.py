@@ -28,7 +28,7 @@ from primtorch.symbolic.relation import (
     zero_form,
 )
 from primtorch.symbolic.scalar_ops import SCALAR_OPS
-from primtorch.symbolic.sym_node import SymNode
+from primtorch.symbolic.sym_node import Expr, SymNode
 
 Range = tuple[int | None, int | None]
 
@@ -245,8 +245,10 @@ class ShapeEnv:
     def hint(self, expr: FloatExpr) -> float | None: ...
     @overload
     def hint(self, expr: IntExpr | FloatExpr) -> int | float | None: ...
-    def hint(self, expr: IntExpr | FloatExpr) -> int | float | None:
-        """The expression's value in the example; None when it involves a data-dependent symbol."""
+    @overload
+    def hint(self, expr: Expr) -> int | float | bool | None: ...
+    def hint(self, expr: Expr) -> int | float | bool | None:
+        """The expression's value in the example, or in the trial; None when it involves a data-dependent symbol."""
         hints: dict[str, Any] = {}
         for name in expr.symbols():
             value = self._values.get(name, self.symbols[name].hint)
@@ -264,7 +266,7 @@ class ShapeEnv:
         that the block makes stay, so that no name comes twice. Blocks of several threads wait for each other.
 
         Args:
-            values: of the symbols, where they are others than the example's.
+            values: of the symbols, where they are others than the example's or than those of a trial around this one.
             known: what holds already, as an earlier block asked it.
         """
         with self._trials:
@@ -274,7 +276,7 @@ class ShapeEnv:
             self.guards, self._values = [], {}
             for guard in known:
                 self.assume(guard.expr, self.guards)
-            self._values = self.with_derived(values)
+            self._values = self.with_derived({**self._before[-1][1]["_values"], **values})
             try:
                 yield self.guards
             finally:
@@ -310,9 +312,15 @@ class ShapeEnv:
                     found[name] = SCALAR_OPS[definition.op].function(*(a.evaluate(found) for a in definition.args))  # type: ignore[arg-type]
         return found
 
-    def _now(self, expr: BoolExpr, hint: bool | None) -> bool | None:
-        """A truth value in a trial, where it is not the example's."""
-        return bool(expr.evaluate(self._values)) if hint is not None and expr.symbols() <= self._values.keys() else hint  # type: ignore[arg-type]
+    @property
+    def on_trial(self) -> bool:
+        """Whether symbols have other values than the example's: those of the trial that this is within."""
+        return bool(self._values)
+
+    def now(self, expr: Expr, hint: int | float | bool | None) -> int | float | bool | None:
+        """What a value of the example, `hint`, is for the sizes of the trial; None where it depends on data."""
+        found = None if hint is None else self.hint(expr)
+        return hint if found is None else found
 
     # what follows from what is known --------------------------------------------------------------------------
     def simplify(self, expr: IntExpr) -> IntExpr:
@@ -467,7 +475,7 @@ class ShapeEnv:
                 expr.symbols(),
             )
         if self._values:
-            hint = bool(self._now(expr, hint))
+            hint = bool(self.now(expr, hint))
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
 

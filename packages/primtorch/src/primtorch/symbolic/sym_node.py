@@ -34,14 +34,19 @@ Text: TypeAlias = str
 
 
 class SymNode:
-    """One symbolic value. `hint` is None where it depends on data."""
+    """One symbolic value."""
 
-    __slots__ = ("env", "expr", "hint")
+    __slots__ = ("_example", "env", "expr")
 
     def __init__(self, expr: Expr, hint: int | bool | float | None, env: ShapeEnv) -> None:
         self.expr = expr
-        self.hint = hint
+        self._example = hint
         self.env = env
+
+    @property
+    def hint(self) -> int | bool | float | None:
+        """The value in the example or, within a trial, for the sizes of the trial; None where it depends on data."""
+        return self.env.now(self.expr, self._example) if self.env.on_trial else self._example
 
     # kind -----------------------------------------------------------------------------------------------------
     def is_int(self) -> bool:
