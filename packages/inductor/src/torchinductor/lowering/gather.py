@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import fx
 
+from primtorch import prims
+from primtorch.arguments import Sizes
+from primtorch.layout import view_strides
+from primtorch.prims import Prim
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, Index, dot, is_one, product
+from torchinductor.indexing import ZERO, Index, dot, exprs, is_one, product
 from torchinductor.ir import Recorder, closure_of, space, space_index
 from torchinductor.lowering.context import Context, dense, order_like
 from torchinductor.lowering.placed_sums import sum_by_place
@@ -130,6 +135,30 @@ def _copied(ctx: Context, t: TensorValue) -> TensorValue:
     return ctx.strided(buffer)
 
 
+def _order_of_reader(node: fx.Node | None) -> Index | None:
+    """The strides in which a result is where its reader wants it, who keeps it or copies it to memory of its own, as it
+    is or reshaped; None where nobody alone says, or sizes are no numbers."""
+    shapes: list[Sizes] = []
+    while node is not None and len(node.users) == 1:
+        (user,), meta = node.users, node.meta["val"]
+        shapes.append(tuple(meta.shape))
+        if user.op == "output" or user.target is prims.copy_strided:
+            strides: Sizes | None = tuple((meta if user.op == "output" else user.meta["val"]).stride())
+            if not all(type(n) is int for sizes in (*shapes, strides) for n in sizes):  # type: ignore[union-attr]
+                return None
+            for shape, before in zip(shapes[:0:-1], shapes[-2::-1], strict=True):
+                strides = view_strides(shape, strides, before) if strides is not None else None
+            return exprs(strides) if strides is not None else None
+        if user.target is not prims.reshape and not (_scatters(user) and user.args[0] is node):
+            return None
+        node = user
+    return None
+
+
+def _scatters(node: fx.Node) -> bool:
+    return isinstance(node.target, Prim) and node.target.name in SCATTERS
+
+
 def _scattered(
     ctx: Context,
     t: TensorValue,
@@ -138,8 +167,9 @@ def _scattered(
     mode: StoreMode,
     source: Callable[[Index, Ops], Index],
 ) -> TensorValue:
-    if isinstance(t.data, Lazy) and t.order is None and len(values.shape) == len(t.shape):
-        t.order = order_like(t.shape, values)  # zeros, mostly: what is added lies in some order
+    if isinstance(t.data, Lazy) and t.order is None:  # zeros, mostly
+        wanted = _order_of_reader(ctx.node)
+        t.order = order_like(t.shape, values) if wanted is None and len(values.shape) == len(t.shape) else wanted
     summed = sum_by_place(ctx, t, shape, values, source) if mode == "add" else None
     if summed is not None:
         return summed

@@ -71,13 +71,11 @@ def _window(rank: int, kernel: PerDim, stride: PerDim, padding: PerDim, dilation
 
 def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
     """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
-    lead, windows = product(x.shape[: x.rank - rank]), grad.shape[grad.rank - rank :]
+    lead, windows = x.shape[: x.rank - rank], product(grad.shape[grad.rank - rank :])
     compute = compute_dtype(grad.dtype)
-    zeros = b.full((lead, product(x.shape[x.rank - rank :])), 0, compute, grad.device)
-    image = b.iota(lead, grad.device).unsqueeze(*range(1, rank + 1)).expand((lead, *windows))
-    place, given = (t.reshape((lead, *windows)) for t in (indices, grad.to(compute)))
-    out = b.emit(prims.index_put, zeros, (image, place), given, True, False)
-    return out.reshape(x.shape).to(grad.dtype)
+    zeros = b.full((*lead, product(x.shape[x.rank - rank :])), 0, compute, grad.device)
+    place, given = (t.reshape((*lead, windows)) for t in (indices, grad.to(compute)))
+    return b.emit(prims.scatter_add, zeros, len(lead), place, given).reshape(x.shape).to(grad.dtype)
 
 
 def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
