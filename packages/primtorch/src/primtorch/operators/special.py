@@ -164,9 +164,9 @@ def _lower_polygamma(b: Builder, n: int, x: Value) -> Value:
     return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)
 
 
-def _by_integral_power(x: TensorLike, exponent: TensorLike) -> bool:
+def _by_integral_power(x: torch.dtype, exponent: torch.dtype) -> bool:
     """Whether ldexp scales by the exponent itself, whose power alone may be out of range; else it is a product."""
-    return x.dtype.is_floating_point and not (exponent.dtype.is_floating_point or exponent.dtype.is_complex)
+    return x.is_floating_point and not (exponent.is_floating_point or exponent.is_complex)
 
 
 @OP.formula("ldexp.Tensor")
@@ -175,7 +175,7 @@ def _ldexp(x: TensorLike, exponent: TensorLike) -> TensorSpec:
     2 is contiguous, one of a tensor of x's dtype, which is taken where x is neither integral nor float32, lies as the
     exponent does."""
     dtype = float_of(result_type((x, exponent)))
-    if _by_integral_power(x, exponent):
+    if _by_integral_power(x.dtype, exponent.dtype):
         found = elementwise((x, exponent), dtype)
         return elementwise((x,), dtype) if same_shape(found.shape, x.shape) else found
     if x.dtype is torch.float32 or not (x.dtype.is_floating_point or x.dtype.is_complex):
@@ -192,7 +192,7 @@ LEAST_EXPONENT = {torch.float32: 126, torch.float64: 1022}
 @OP.rule("ldexp.Tensor")
 def _lower_ldexp(b: Builder, x: Value, exponent: Value) -> Value:
     dtype = float_of(result_type((x, exponent)))
-    compute, integral = compute_dtype(dtype), _by_integral_power(x, exponent)
+    compute, integral = compute_dtype(dtype), _by_integral_power(x.dtype, exponent.dtype)
     x, exponent = promoted(b, (x, exponent), compute)
     if not integral:
         return (x * exponent.map(prims.exp2)).to(dtype)
