@@ -188,7 +188,9 @@ def test_third_derivatives_of_a_cumulative_product(dynamic: bool) -> None:
     program = lambda x: x.cumprod(1)
     run = torchcompile.compile(program, backend="aot_eager", dynamic=dynamic)
     for length in (1, 2, 5, 9):
-        x = torch.randn(3, length, generator=drawn)
+        # The cosine's slope by rounding is as large as what it is of: products of nine numbers are kept from growing.
+        sizes, signs = (torch.rand(3, length, generator=drawn) for _ in range(2))
+        x = (sizes * 0.75 + 0.5) * (signs - 0.5).sign()
         x = x.masked_fill(torch.rand(x.shape, generator=drawn) < 0.4, 0.0).requires_grad_()
         torch.testing.assert_close(third(run, x), third(program, x), rtol=1e-9, atol=1e-9, msg=lambda m: f"{seed}: {m}")
 

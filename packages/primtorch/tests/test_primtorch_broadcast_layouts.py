@@ -13,6 +13,7 @@ import torch
 from formula_check import FormulaCheck, RuleCheck
 from torch.utils import _pytree as pytree
 
+from primtorch import interpret, lower, trace
 from primtorch.families import Operator, operators
 from primtorch.layout import elementwise_strides
 from primtorch.symbolic import ShapeEnv, expr_of
@@ -69,6 +70,55 @@ def test_operands_that_broadcast_in_layouts_of_their_own(kind: type[FormulaCheck
             check.__torch_dispatch__(operator.overload, (), args, kwargs)
     assert not check.failed, f"seed {number}: { ({name: calls[:2] for name, calls in check.failed.items()}) }"
     assert check.checked.total() > 1000
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+OF_ONE_DTYPE = ("mish_backward", "elu_backward", "native_dropout_backward")
+"""Autograd calls them with operands of one dtype."""
+
+
+def calls_of_dtypes(operator: Operator) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The operator's first sample with its one or two tensors in each dtype, in two shapes and two layouts."""
+    for sample in operator.samples[:1]:
+        made = sample.draw()
+        count = sum(isinstance(x, torch.Tensor) and x.numel() > 0 for x in pytree.tree_leaves(made))
+        for dtypes in itertools.product(DTYPES, repeat=count) if count in (1, 2) else ():
+            ways = iter(zip(dtypes, (((3, 1, 2), (2, 1, 0)), ((3, 2), (1, 0))), strict=False))
+
+            def other(x: Any, ways: Iterator[Any] = ways) -> Any:
+                if not isinstance(x, torch.Tensor) or not x.numel():
+                    return x
+                dtype, (shape, order) = next(ways)
+                return laid_out(x, shape, order).to(dtype)
+
+            yield pytree.tree_map(other, made)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [FormulaCheck, RuleCheck], ids=["formulas", "rules"])
+def test_operands_of_each_pair_of_dtypes(kind: type[FormulaCheck]) -> None:
+    """Some kernels are chosen by dtypes, and lay their results out each in its own way."""
+    check = kind()
+    for operator in ELEMENTWISE:
+        for args, kwargs in calls_of_dtypes(operator) if operator.name not in OF_ONE_DTYPE else ():
+            try:
+                operator.overload(*args, **kwargs)  # type: ignore[misc]
+            except (RuntimeError, IndexError, TypeError):  # not these dtypes
+                continue
+            check.__torch_dispatch__(operator.overload, (), args, kwargs)
+    assert not check.failed, {name: calls[:2] for name, calls in check.failed.items()}
+    assert check.checked.total() > 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_ldexp_by_powers_out_of_range(dtype: torch.dtype) -> None:
+    """The power alone may be infinite or zero where the product is neither."""
+    info = torch.finfo(dtype)
+    numbers = [0.0, -0.0, torch.inf, torch.nan, info.tiny, -info.max, 1.5, info.smallest_normal * 0.37]
+    exponents = torch.tensor([0, 1, -1, 24, -24, 140, -149, 277, -277, 1030, -1074, 2097, -2097, 10**9, -(10**9)])
+    x = torch.tensor(numbers, dtype=dtype)[:, None].repeat(1, len(exponents))
+    found = interpret(lower(trace(torch.ldexp, x, exponents)))(x, exponents)[0]
+    torch.testing.assert_close(found, torch.ldexp(x, exponents), rtol=0, atol=0, equal_nan=True)
 
 
 def test_layouts_that_differ_in_plain_numbers_ask_nothing_of_a_size() -> None:

@@ -63,6 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "log_sigmoid_backward: dense": (aten.log_sigmoid_backward.default, (y.contiguous(), x, x)),
     "ldexp": (aten.ldexp.Tensor, (cube, cube[:1, 0])),
     "ldexp: integers": (aten.ldexp.Tensor, (x.half(), zeros)),
+    "ldexp: an expanded number": (aten.ldexp.Tensor, (cube[:, :1, :1].expand(4, 3, 2), torch.ones(2, 3, 4).long().permute(2, 1, 0))),
     "ldexp: expanded": (aten.ldexp.Tensor, (cube.contiguous(), cube[..., :1].expand(4, 3, 2))),
     "bernoulli": (aten.bernoulli.default, (x.sigmoid(),)),
     "bernoulli: one p": (aten.bernoulli.p, (x, 0.5)),

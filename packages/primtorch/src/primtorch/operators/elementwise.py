@@ -157,7 +157,8 @@ def _lower_abs(b: Builder, x: Value) -> Value:
     return x if x.dtype is torch.bool else x.map(prims.abs)
 
 
-OP.formula("sign sgn ceil floor round round.decimals trunc square frac _conj_physical fill.Scalar")(unary_formula(same))
+OP.formula("sign sgn ceil floor round round.decimals trunc frac _conj_physical fill.Scalar")(unary_formula(same))
+OP.formula("square")(unary_formula(lambda dtype: torch.int64 if dtype is torch.bool else dtype))  # a power
 
 
 def filled(value: Number, dtype: torch.dtype, size: Sequence[Size], device: Device) -> None:

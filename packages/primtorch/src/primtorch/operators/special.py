@@ -10,6 +10,7 @@ from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
+from primtorch.layout import same_shape
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
 from primtorch.operators.refusals import refuse
@@ -163,18 +164,44 @@ def _lower_polygamma(b: Builder, n: int, x: Value) -> Value:
     return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)
 
 
+def _by_integral_power(x: torch.dtype, exponent: torch.dtype) -> bool:
+    """Whether ldexp scales by the exponent itself, whose power alone may be out of range; else it is a product."""
+    return x.is_floating_point and not (exponent.is_floating_point or exponent.is_complex)
+
+
 @OP.formula("ldexp.Tensor")
 def _ldexp(x: TensorLike, exponent: TensorLike) -> TensorSpec:
-    """x * 2**exponent: a product with the power of a number, which is contiguous."""
+    """One iterator over both, into memory like x's where that has the shape, or x * 2**exponent: a power of the number
+    2 is contiguous, one of a tensor of x's dtype, which is taken where x is neither integral nor float32, lies as the
+    exponent does."""
     dtype = float_of(result_type((x, exponent)))
-    return elementwise((x, contiguous(exponent, exponent.shape, dtype)), dtype)
+    if _by_integral_power(x.dtype, exponent.dtype):
+        found = elementwise((x, exponent), dtype)
+        return elementwise((x,), dtype) if same_shape(found.shape, x.shape) else found
+    if x.dtype is torch.float32 or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        power = contiguous(exponent, exponent.shape)
+    else:
+        power = elementwise((2, exponent), exponent.dtype)
+    return elementwise((x, power), dtype)
+
+
+LEAST_EXPONENT = {torch.float32: 126, torch.float64: 1022}
+"""2 to this, and to its negative, are normal numbers."""
 
 
 @OP.rule("ldexp.Tensor")
 def _lower_ldexp(b: Builder, x: Value, exponent: Value) -> Value:
     dtype = float_of(result_type((x, exponent)))
-    x, exponent = promoted(b, (x, exponent), compute_dtype(dtype))
-    return (x * exponent.map(prims.exp2)).to(dtype)
+    compute, integral = compute_dtype(dtype), _by_integral_power(x.dtype, exponent.dtype)
+    x, exponent = promoted(b, (x, exponent), compute)
+    if not integral:
+        return (x * exponent.map(prims.exp2)).to(dtype)
+    # From the least number to the largest it is not quite three times that far: none of three factors is out of range.
+    most = 3 * LEAST_EXPONENT[compute]
+    exponent = exponent.maximum(-most).minimum(most)
+    third = (exponent / 3).map(prims.floor)
+    power = third.map(prims.exp2)
+    return (x * power * power * (exponent - 2 * third).map(prims.exp2)).to(dtype)
 
 
 # --- without a rule of their own ------------------------------------------------------------------
