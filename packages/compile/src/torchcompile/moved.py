@@ -6,6 +6,7 @@ import os
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from primtorch.files import appearing
 from torchcompile.errors import InvalidArgument
 from torchcompile.store import Store, is_entry
 
@@ -13,9 +14,9 @@ MOST_FILE_BYTES = 1 << 30
 
 
 def export_cache(store: Store, file: Path) -> int:
-    """Writes all files of the cache into one; returns how many."""
+    """Writes all files of the cache into one, which appears whole; returns how many."""
     entries = store.entries()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with appearing(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry in entries:
             archive.write(entry.path, entry.path.relative_to(store.cache).as_posix())
     return len(entries)
