@@ -252,7 +252,9 @@ def test_a_tangent_without_memory() -> None:
 
     check(lambda x: (x.sin() * 2,), body)
     x = leaf(3, 3)
-    aot_function(lambda x: x.sin() * 2, fw_compiler=reading_memory)(x).backward(torch._efficientzerotensor((3, 3), dtype=x.dtype))
+    aot_function(lambda x: x.sin() * 2, fw_compiler=reading_memory)(x).backward(
+        torch._efficientzerotensor((3, 3), dtype=x.dtype)
+    )
     assert x.grad is not None and not x.grad.any()
 
 

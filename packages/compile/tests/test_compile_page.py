@@ -106,7 +106,9 @@ class ToldClass(torch.nn.Module):
 
 
 @pytest.mark.expected_eager("print", "recompiled")
-@pytest.mark.parametrize("make", [lambda: torchcompile.compile(Told(), dynamic=False), ToldClass], ids=["module", "class"])
+@pytest.mark.parametrize(
+    "make", [lambda: torchcompile.compile(Told(), dynamic=False), ToldClass], ids=["module", "class"]
+)
 def test_recompilations_of_a_module_are_told_in_its_own_words(make: Any) -> None:
     """At its forward, by the names that it has: what stands between it and the call is nobody's business."""
     torchcompile.reset()
@@ -122,9 +124,11 @@ def test_recompilations_of_a_module_are_told_in_its_own_words(make: Any) -> None
         assert not re.search(r"args|view|self\[|\[\d|module\.py", event.detail), event.detail
         lines = event.detail.split("\n")
         assert len(set(lines)) == len(lines)
-    assert {name for name in ("x", "hidden", "scale", "power") if any(f"{name}: " in e.detail or f"tensor {name} " in e.detail for e in events)} >= {
-        "x", "scale", "power"
-    }
+    assert {
+        name
+        for name in ("x", "hidden", "scale", "power")
+        if any(f"{name}: " in e.detail or f"tensor {name} " in e.detail for e in events)
+    } >= {"x", "scale", "power"}
 
 
 def test_a_file_that_was_written_to_since_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +143,10 @@ def test_a_file_that_was_written_to_since_says_so(tmp_path: Path, monkeypatch: p
     file.write_text("# another line\n" + file.read_text())
     now = file.stat().st_mtime
     os.utime(file, (now + 10, now + 10))
-    files = {text_of(element[0]).split()[0]: text_of(element) for element in classes(parsed(torchcompile.report().html()), "file")}
+    files = {
+        text_of(element[0]).split()[0]: text_of(element)
+        for element in classes(parsed(torchcompile.report().html()), "file")
+    }
     assert "was written to after this process began" in files["written_anew.py"]
     assert "was written to after" not in files["kept_as_it_was.py"]
 

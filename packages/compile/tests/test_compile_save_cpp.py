@@ -274,7 +274,9 @@ def test_memory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     shortened.untyped_storage().resize_(40)
     for wrong in (given_back, shortened, torch._efficientzerotensor((4, 3))):
         for inputs in ([wrong, x], [x, wrong]):
-            with pytest.raises(ValueError, match=r"input \d \(\w\) has no memory, or less than its sizes and strides say"):
+            with pytest.raises(
+                ValueError, match=r"input \d \(\w\) has no memory, or less than its sizes and strides say"
+            ):
                 program(inputs)
     parts = torch.randn(9, 3)
     torch.testing.assert_close(program([parts[2:6], parts[5:]])[0], parts[2:6].sin())

@@ -442,8 +442,8 @@ class _Marks:
             named = known if isinstance(asked, str) else _conflict(known, named)
         if named.min is not None and named.min < SMALLEST:
             raise ValueError(
-                f"dynamic_shapes: {named} has min={named.min}: a graph whose sizes vary takes none below {SMALLEST}. Say "
-                f"min={SMALLEST}, and export a graph of its own for each smaller size"
+                f"dynamic_shapes: {named} has min={named.min}: a graph whose sizes vary takes none below {SMALLEST}. "
+                f"Say min={SMALLEST}, and export a graph of its own for each smaller size"
             )
         before = getattr(tensor, "_torchdynamo_sizes", None)
         mark_dynamic(tensor, dim, named.min, named.max)

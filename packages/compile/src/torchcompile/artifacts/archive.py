@@ -92,8 +92,8 @@ def _hold_to_format(file: str | os.PathLike[str], text: str) -> None:
     match json.loads(text):
         case {"record": ["Manifest", int(found), *_]} if found != FORMAT:
             raise ArtifactMismatch(
-                f"{file} does not fit: it is of format {found}, and this release of torchcompile reads {FORMAT}. Save it "
-                "anew with this release, or load it with the one that wrote it",
+                f"{file} does not fit: it is of format {found}, and this release of torchcompile reads {FORMAT}. Save "
+                "it anew with this release, or load it with the one that wrote it",
                 [("format", str(found), str(FORMAT))],
             )
 

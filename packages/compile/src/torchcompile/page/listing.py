@@ -53,7 +53,7 @@ class Listing:
 
     @property
     def changed(self) -> bool:
-        """Whether the file was written to since torchcompile was imported: what was compiled may have been read before."""
+        """Whether the file was written to since torchcompile was imported: what was compiled may be older."""
         try:
             return any(line.html for line in self.lines) and os.stat(self.file).st_mtime > _IMPORTED
         except OSError:
