@@ -1,10 +1,14 @@
-"""Files that appear whole: whoever reads one finds what was there before, or all of what has been written."""
+"""Files that appear whole, and files that nobody else can have written.
+
+Whoever reads one of the first finds what was there before, or all of what has been written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,3 +35,14 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
     finally:
         written.unlink(missing_ok=True)
+
+
+def is_trusted(path: Path, others: int = stat.S_IWOTH) -> bool:
+    """Whether a file or folder is the user's own or the system's, no link, and not for `others` to write to.
+
+    Raises:
+        OSError: there is none.
+    """
+    found = path.lstat()
+    own = not hasattr(os, "geteuid") or found.st_uid in (0, os.geteuid())
+    return own and not stat.S_ISLNK(found.st_mode) and not found.st_mode & others
