@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "ambient",
             "dispatch_mode",
             "effects",
+            "files",
             "interrupts",
             "placement",
             "samples",
@@ -99,7 +100,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "torchdynamo": (
-        ("errors", "torch_compilers_marks"),
+        ("errors", "handed_on", "torch_compilers_marks"),
         ("marks", "size_marks", "sources"),
         ("schemas", "events"),
         ("interpreter", "watchers", "stance"),

@@ -133,6 +133,7 @@ class Layouts {
     if (gradient.key_set().has(c10::DispatchKey::Python)) return gradient;
     if (gradient.is_conj()) gradient = gradient.resolve_conj();
     if (gradient.is_neg()) gradient = gradient.resolve_neg();
+    if (gradient._is_zerotensor()) return at::empty_strided(sizes, strides, options).zero_();  // it has no memory
     if (gradient.layout() == at::kStrided) {
       if (gradient.strides() == strides) return gradient;
       // They differ where nothing is stepped over.

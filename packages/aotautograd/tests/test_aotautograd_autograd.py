@@ -235,6 +235,29 @@ def test_complex() -> None:
     check(program, conjugate_tangent)
 
 
+def test_a_tangent_without_memory() -> None:
+    """Forward-mode formulas hand out zeros that have none."""
+
+    def body(f: Program) -> Any:
+        x = leaf(3, 3)
+        f(x)[0].backward(torch._efficientzerotensor((3, 3), dtype=x.dtype))
+        return x.grad
+
+    def reading_memory(graph: Any, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            assert not any(isinstance(value, torch.Tensor) and value._is_zerotensor() for value in given)
+            return graph.forward(*given)
+
+        return run
+
+    check(lambda x: (x.sin() * 2,), body)
+    x = leaf(3, 3)
+    aot_function(lambda x: x.sin() * 2, fw_compiler=reading_memory)(x).backward(
+        torch._efficientzerotensor((3, 3), dtype=x.dtype)
+    )
+    assert x.grad is not None and not x.grad.any()
+
+
 def test_expanded_tangent() -> None:
     def body(f: Program) -> Any:
         x = leaf(3, 3)

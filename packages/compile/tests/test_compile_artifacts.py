@@ -23,6 +23,7 @@ import torchcompile
 import torchdynamo
 from torchcompile import ArtifactError, ArtifactMismatch, InvalidArgument
 from torchcompile.artifacts.identity import digest_of
+from torchcompile.artifacts.schemas import FORMAT
 
 HERE = Path(__file__).parent
 
@@ -223,6 +224,50 @@ def test_a_torn_file_is_refused(spoil: Callable[[Path], None], saved: Path, writ
     with pytest.raises(ArtifactError) as raised:
         torchcompile.load(saved, written(2).program)
     assert not isinstance(raised.value, ArtifactMismatch)
+
+
+@pytest.mark.parametrize("fields", ["as now", "one more", "one less"])
+@pytest.mark.parametrize("recompile", [False, True])
+def test_a_file_of_another_format_is_named(fields: str, recompile: bool, saved: Path, written: Any) -> None:
+    """Whatever another release has in its manifest: it is no torn file."""
+
+    def change(held: dict[str, bytes]) -> None:
+        manifest = json.loads(held["manifest.json"])
+        manifest["record"][1] += 1
+        if fields == "one more":
+            manifest["record"].append({"unheard": {"of": 1}})
+            held["weights/0"] = b"x"
+        elif fields == "one less":
+            del manifest["record"][4]
+        held["manifest.json"] = json.dumps(manifest).encode()
+
+    with pytest.raises(ArtifactMismatch, match=rf"format {FORMAT + 1}, and this release .* reads {FORMAT}") as raised:
+        torchcompile.load(doctored(saved, change), written(2).program, recompile=recompile)
+    assert raised.value.differences == (("format", str(FORMAT + 1), str(FORMAT)),)
+
+
+@pytest.mark.expected_eager("not_in_artifact")
+def test_an_option_of_another_release_is_named(saved: Path, written: Any) -> None:
+    def change(held: dict[str, bytes]) -> None:
+        manifest = json.loads(held["manifest.json"])
+        manifest["record"][4]["dict"].append(["unheard_of", True])
+        held["manifest.json"] = json.dumps(manifest).encode()
+
+    doctored(saved, change)
+    with pytest.raises(ArtifactMismatch, match="option unheard_of: True there, none here"):
+        torchcompile.load(saved, written(2).program)
+    found = torchcompile.load(saved, written(2).program, recompile=True)
+    torch.testing.assert_close(found(torch.ones(3)), torch.full((3,), 2.0).sin() + 1)
+    assert "unheard_of" in torchcompile.report().events[0].detail
+
+
+def test_a_file_of_the_other_kind_is_named(saved: Path, written: Any, tmp_path: Path) -> None:
+    """With a model for an exported graph, without one for a compiled model."""
+    with pytest.raises(ArtifactError, match=r"torchcompile.load\(file, model\)"):
+        torchcompile.load(saved)
+    torchcompile.save(torchcompile.export(written(2).program, torch.ones(3)), tmp_path / "exported")
+    with pytest.raises(ArtifactError, match="is an exported graph, which needs no model"):
+        torchcompile.load(tmp_path / "exported", written(2).program)
 
 
 def test_what_has_no_form_in_a_file_is_named(tmp_path: Path) -> None:

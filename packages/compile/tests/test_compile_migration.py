@@ -433,8 +433,12 @@ def stances() -> None:
     with torchcompile.set_stance("eager_then_compile"):
         program = torchcompile.compile(lambda x: x * (2 if torchcompile.is_compiling() else 3), backend="eager")
         same((program(X), program(X)), (X * 3, X * 2))
+    with torchcompile.set_stance("default", skip_guard_eval_unsafe=True):  # taken: guards are checked all the same
+        same((program(X), program(X[:3])), (X * 2, X[:3] * 2))
     with pytest.raises(ValueError, match="force_eager"):
         torchcompile.set_stance("eager")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"compile\(model, backend=...\)"):
+        torchcompile.set_stance(force_backend="eager")
 
 
 @row("`torch.compiler.reset`, `torch._dynamo.reset`")
@@ -577,6 +581,22 @@ PINNED = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.
 @pytest.mark.skipif(
     PINNED is None or minor(torch.__version__) != minor(PINNED[1]), reason="another torch has other names"
 )
+def test_every_option_of_torch_compile_is_taken_or_answered() -> None:
+    """Whatever its inductor has a setting for: no row is needed for one that means nothing here."""
+    from torch._inductor import config
+
+    names = [name for name in config.get_config_copy() if not name.startswith("_")]
+    assert len(names) > 100
+    for name in names:
+        try:
+            torchcompile.compile(lambda x: x, options={name: config.get_config_copy()[name]})
+        except torchcompile.InvalidArgument as error:
+            assert re.search(r"torch.compile|Did you mean", str(error)), error
+    for name in ("ipex", "onnxrt"):
+        with pytest.raises(torchcompile.InvalidArgument, match="import the package that registers it"):
+            torchcompile.compile(lambda x: x, backend=name)
+
+
 def test_page_names_all_of_torch_compiler() -> None:
     text = PAGE.read_text()
     assert [name for name in torch.compiler.__all__ if name not in text] == []

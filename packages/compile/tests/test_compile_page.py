@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -89,6 +90,65 @@ def test_recompilations_name_the_guard(page: str, report: torchcompile.Report) -
     (event,) = report.recompiles
     assert "2.0" in event.detail
     assert event.detail.split("\n")[0] in text_of(parsed(page))
+
+
+class Told(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: float, *, power: int = 1) -> torch.Tensor:
+        hidden = x.sin()
+        print("halfway")
+        return hidden.cos() * scale**power
+
+
+@torchcompile.compile
+class ToldClass(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: float, *, power: int = 1) -> torch.Tensor:
+        return Told.forward(self, x, scale, power=power)  # type: ignore[arg-type]
+
+
+@pytest.mark.expected_eager("print", "recompiled")
+@pytest.mark.parametrize(
+    "make", [lambda: torchcompile.compile(Told(), dynamic=False), ToldClass], ids=["module", "class"]
+)
+def test_recompilations_of_a_module_are_told_in_its_own_words(make: Any) -> None:
+    """At its forward, by the names that it has: what stands between it and the call is nobody's business."""
+    torchcompile.reset()
+    model, x = make(), torch.ones(4, 6)
+    for size, scale, power in ((4, 2.0, 1), (5, 2.0, 1), (5, 3.0, 1), (5, 3.0, 2)):
+        model(x[:1].expand(size, 6).clone(), scale, power=power)
+    events = torchcompile.report().recompiles
+    assert len(events) >= 3
+    for event in events:
+        assert event.line is not None and event.line.file == __file__
+        code = type(model).forward.__code__
+        assert event.line.line == code.co_firstlineno
+        assert not re.search(r"args|view|self\[|\[\d|module\.py", event.detail), event.detail
+        lines = event.detail.split("\n")
+        assert len(set(lines)) == len(lines)
+    assert {
+        name
+        for name in ("x", "hidden", "scale", "power")
+        if any(f"{name}: " in e.detail or f"tensor {name} " in e.detail for e in events)
+    } >= {"x", "scale", "power"}
+
+
+def test_a_file_that_was_written_to_since_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchcompile.reset()
+    for name in ("kept_as_it_was", "written_anew"):
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"def {name}(x):\n    return x.sin() + 1\n")
+        monkeypatch.setattr("torchcompile.page.listing._IMPORTED", file.stat().st_mtime + 1)
+        names: dict[str, Any] = {}
+        exec(compile(file.read_text(), str(file), "exec"), names)
+        torchcompile.compile(names[name])(torch.ones(3))
+    file.write_text("# another line\n" + file.read_text())
+    now = file.stat().st_mtime
+    os.utime(file, (now + 10, now + 10))
+    files = {
+        text_of(element[0]).split()[0]: text_of(element)
+        for element in classes(parsed(torchcompile.report().html()), "file")
+    }
+    assert "was written to after this process began" in files["written_anew.py"]
+    assert "was written to after" not in files["kept_as_it_was.py"]
 
 
 def test_the_timeline_has_the_stages_of_each_graph(page: str, report: torchcompile.Report) -> None:

@@ -265,6 +265,25 @@ def test_random_numbers_and_conditions(tmp_path: Path) -> None:
         program([-torch.ones(3)])
 
 
+def test_memory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Of what a kernel reads and of what an operator of ATen's does; empty tensors have none, and need none."""
+    x = torch.randn(4, 3)
+    program = saved(tmp_path / "program", lambda x, y: (x.sin(), y @ y.t()), x, x.clone())
+    given_back, shortened = torch.randn(4, 3), torch.randn(4, 3)
+    given_back.untyped_storage().resize_(0)
+    shortened.untyped_storage().resize_(40)
+    for wrong in (given_back, shortened, torch._efficientzerotensor((4, 3))):
+        for inputs in ([wrong, x], [x, wrong]):
+            with pytest.raises(
+                ValueError, match=r"input \d \(\w\) has no memory, or less than its sizes and strides say"
+            ):
+                program(inputs)
+    parts = torch.randn(9, 3)
+    torch.testing.assert_close(program([parts[2:6], parts[5:]])[0], parts[2:6].sin())
+    nothing = saved(tmp_path / "nothing", lambda x: x.sin(), torch.empty(0, 3))
+    assert nothing([torch.empty(0, 3)])[0].shape == (0, 3)
+
+
 def test_an_index_out_of_bounds_raises(tmp_path: Path) -> None:
     program = saved(tmp_path, lambda x, i: x[i] + 1, torch.randn(4), torch.tensor([1, 2]))
     with pytest.raises(IndexError, match="out of bounds"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -24,7 +25,8 @@ import torchcompile
 import torchinductor.compile
 from primtorch.ledger import LEDGER
 from torchcompile.__main__ import main
-from torchcompile.store import Store
+from torchcompile.moved import export_cache, import_cache
+from torchcompile.store import Entry, Store
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.schemas import DeviceTraits, ProductRates
 
@@ -458,6 +460,73 @@ def test_old_entries_go_first_and_nothing_of_the_user(cache: Path, work: Work) -
     assert [entry.path.stem[0] for entry in store.evict()] == ["c", "b"]
     store.clear()
     assert all(path.exists() for path in precious)
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store(str(cache))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        store.keep("a" * 40, "x")
+    assert "No space left" in caplog.text and not list((cache / "programs").iterdir())
+    killed = [cache / "programs" / "tmpab3_x9zq.tmp", cache / f"{'b' * 40}k3_x.tmp", cache / "mine.tmp"]
+    for path in killed:
+        path.write_text("half")
+        os.utime(path, times=(1e9, 1e9))
+    begun = cache / "programs" / "tmpnew4_x9z.tmp"
+    begun.write_text("half")
+    store.clear()
+    assert [path.exists() for path in (*killed, begun)] == [False, False, True, True]
+
+
+def test_what_another_process_deletes_meanwhile_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(cache))
+    for name in "ab":
+        store.keep(name * 40, "x")
+    lists = Store.entries
+
+    def late(self: Store) -> list[Entry]:
+        found = lists(self)
+        (cache / "programs" / f"{'a' * 40}.program").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Store, "entries", late)
+    assert export_cache(store, cache / "file.zip") == 1
+    assert import_cache(Store(str(cache / "there")), cache / "file.zip") == 1
+    walk = list(os.walk(cache / "programs"))
+    monkeypatch.setattr(
+        os, "walk", lambda folder: [(where, held, [*files, f"{'c' * 40}.so"]) for where, held, files in walk]
+    )
+    assert [entry.path.name for entry in lists(store)] == [f"{'b' * 40}.program"]
+
+
+def test_commands_say_what_is_wrong_on_one_line(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, file = Store(str(cache)), tmp_path / f"{'long name ' * 12}.zip"
+    store.keep("a" * 40, "x" * 1000)
+    assert main(["cache", "list"]) == 0
+    assert f"programs/{'a' * 40}.program" in capsys.readouterr().out  # not folded: it is no terminal
+    assert main(["cache", "export", str(file)]) == 0
+    (tmp_path / "text").write_text("text")
+    torn = bytearray(file.read_bytes())
+    torn[len(torn) // 3] ^= 0xFF
+    (tmp_path / "torn").write_bytes(torn)
+    for arguments, told in (
+        (["cache", "--folder", str(tmp_path / "text"), "list"], "is no folder"),
+        (["cache", "--folder", str(tmp_path / "there"), "import", str(tmp_path / "text")], "text cannot be imported: "),
+        (["cache", "--folder", str(tmp_path / "there"), "import", str(tmp_path / "torn")], "torn cannot be imported: "),
+        (["cache", "--folder", str(tmp_path / "there"), "import", str(file) + "x"], "No such file"),
+        (["cache", "export", str(tmp_path / "nowhere" / file.name)], "No such file"),
+    ):
+        assert main(arguments) == 1
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1, error
+    assert not Store(str(tmp_path / "there")).entries()
 
 
 def test_the_cache_moves(cache: Path, work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

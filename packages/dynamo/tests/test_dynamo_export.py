@@ -116,6 +116,14 @@ def test_named_sizes_keep_to_their_range_and_to_one_another() -> None:
         torchdynamo.export(program, dynamic_shapes={"c": {0: "n"}})(x, y)
     with pytest.raises(ValueError, match="one name and different ranges"):
         torchdynamo.export(program, dynamic_shapes={"a": {0: sizes}, "b": {0: Dim("n", 2, 9)}})(x, y)
+    for wrong, told in (
+        (Dim("n", 1, 9), "takes none below 2"),
+        (Dim("n", 0), "takes none below 2"),
+        (Dim("n", 5), "not within"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            torchdynamo.export(program, dynamic_shapes={"a": {0: "m"}, "b": {0: wrong}})(x, y)
+        assert not hasattr(x, "_torchdynamo_sizes") and not hasattr(y, "_torchdynamo_sizes")
 
 
 def test_a_dim_of_torch_export_is_taken() -> None:

@@ -94,7 +94,7 @@ def test_a_promise_that_the_tensor_breaks_itself() -> None:
         ((0, 6), "the size at dim 0 is 5, not within min=6"),
         ((0, 2, 4), "the size at dim 0 is 5, not within min=2, max=4"),
         ((0, 9, 3), "min=9 is above max=3"),
-        ((0, 0), "min=0: sizes below 2"),
+        ((0, 0, 1), "max=1: sizes below 2"),
         ((1,), "the size at dim 1 is 1: sizes below 2 are not symbolic; use maybe_mark_dynamic"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -105,3 +105,23 @@ def test_a_promise_that_the_tensor_breaks_itself() -> None:
         for dim in (2, -3, (0, 2)):
             with pytest.raises(IndexError, match="of a tensor with 2 dimensions"):
                 mark(x, dim)
+
+
+def torch_mark(x: torch.Tensor, dim: int, **bounds: int) -> None:
+    torch._dynamo.mark_dynamic(x, dim, **bounds)
+
+
+@pytest.mark.parametrize("mark", [mark_dynamic, torch_mark], ids=["ours", "torch's"])
+@pytest.mark.parametrize("sizes", [(0, 3, 1, 9, 0, 40), (1, 0, 5, 1, 3), (7, 0, 1, 2, 0)], ids=str)
+def test_sizes_zero_and_one_within_a_promised_range_have_versions_of_their_own(
+    mark: Callable[..., None], sizes: tuple[int, ...]
+) -> None:
+    """What is compiled for a range decides as for sizes of at least two: an empty tensor is no case of it."""
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        if t.numel() == 0:
+            return t.sum(0) - 1
+        return t.sum(0) * (2 if t.shape[0] == 1 else 3)
+
+    inputs = [marked(torch.ones(n, 2), mark, 0, min=0, max=64) for n in sizes]
+    assert compiles(inputs, program) == 3

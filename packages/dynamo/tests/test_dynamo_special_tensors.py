@@ -26,6 +26,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "conjugated": lambda: torch.full((3, 3), 1 + 2j).conj(),
     "negated": lambda: torch.full((3, 3), 1 + 2j).conj().imag,
+    "zeros without memory": lambda: torch._efficientzerotensor((3, 3)),
     "no history": _of_no_history,
 }
 

@@ -63,10 +63,19 @@ at::Tensor view(const Instruction& in, const at::Tensor& src, const int64_t* val
 // `ops.Fault`: what a kernel's result says.
 constexpr int index_fault = 1, division_fault = 2;
 
+// Where a kernel finds a tensor's elements.
+void* address_of(const at::Tensor& tensor) {
+  void* address = const_cast<void*>(tensor.unsafeGetTensorImpl()->data());
+  TORCH_CHECK(
+      address != nullptr || tensor.numel() == 0, "a tensor of sizes ", tensor.sizes(),
+      " that a kernel reads or writes has no memory: its storage was given back, as by resize_(0), or never made");
+  return address;
+}
+
 void call_kernel(const Instruction& in, const Frame& frame) {
   c10::SmallVector<void*, 32> pointers;
   c10::SmallVector<int64_t, 16> symbols;
-  for (const int32_t slot : in.buffers) pointers.push_back(const_cast<void*>(frame.slots[slot].unsafeGetTensorImpl()->data()));
+  for (const int32_t slot : in.buffers) pointers.push_back(address_of(frame.slots[slot]));
   const int met = in.kernel(pointers.data(), resolve(in.shape, frame.values, symbols).data());
   if (met == 0) return;
   TORCH_CHECK_INDEX(!(met & index_fault), "index out of bounds: an index tensor holds a value outside the dimension that it indexes");
@@ -82,7 +91,7 @@ void call_triton(const Instruction& in, const Frame& frame) {
   const std::string& parameters = in.triton->parameters();
   for (size_t i = 0; i < in.buffers.size(); ++i) {
     const at::Tensor& tensor = frame.slots[in.buffers[i]];
-    auto address = reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()->data());
+    auto address = reinterpret_cast<int64_t>(address_of(tensor));
     if (parameters[i] == static_cast<char>(TritonKernel::Parameter::Aligned) && (address & 15) != 0) {
       at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
       copy.copy_(tensor);

@@ -26,11 +26,20 @@ std::string named(const Input& input, size_t place) { return "input " + std::to_
 
 uintptr_t begin_of(const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); }
 
-// Behind the last byte of a tensor that is not empty.
-uintptr_t end_of(const at::Tensor& tensor) {
+// Elements from the first to the last of a tensor that is not empty.
+int64_t reach_of(const at::Tensor& tensor) {
   int64_t reach = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) reach += (tensor.size(dim) - 1) * tensor.stride(dim);
-  return begin_of(tensor) + reach * tensor.itemsize();
+  return reach;
+}
+
+uintptr_t end_of(const at::Tensor& tensor) { return begin_of(tensor) + reach_of(tensor) * tensor.itemsize(); }
+
+// Whether the memory that a tensor's metadata speaks of is there: it may have been given back, or never been made.
+bool has_its_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const size_t end = (tensor.storage_offset() + reach_of(tensor)) * tensor.itemsize();
+  return !tensor._is_zerotensor() && begin_of(tensor) != 0 && end <= tensor.storage().nbytes();
 }
 
 // What differs between a tensor and what the program was compiled for; nothing where they fit.
@@ -53,6 +62,7 @@ std::string difference(const at::Tensor& tensor, const Input& want) {
       return c10::str("has stride ", tensor.stride(dim), " at dim ", dim, ", expected ", want.strides[dim]);
     }
   }
+  if (!has_its_memory(tensor)) return "has no memory, or less than its sizes and strides say";
   const size_t alignment = std::min<size_t>(tensor.itemsize(), alignof(double));
   if (tensor.numel() > 0 && begin_of(tensor) % alignment != 0) return c10::str("lies at an address that is no multiple of ", alignment);
   return {};

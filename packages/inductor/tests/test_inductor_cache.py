@@ -13,6 +13,7 @@ import pytest
 import torch
 from prim_graphs import build
 
+from primtorch.files import is_trusted
 from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
 from torchinductor.cache import DiskCache, turn
 from torchinductor.codegen.cpp.build import compiler_version, find_compiler
@@ -88,6 +89,44 @@ def test_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
         compiled_sin(blocked / "cache")
         compiled_sin(blocked / "cache", 2.0)
     assert len([r for r in caplog.records if "cannot be written" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "link"])
+def test_machine_code_that_others_can_write_is_not_loaded(what, tmp_path):
+    folder = tmp_path / "cache"
+
+    def run():
+        return worker(folder, 4.5).communicate("go\n", timeout=60)[0].split("\n")[1]
+
+    assert [run(), run()] == ["right 1", "right 0"]
+    for path in libraries(folder):
+        if what == "file":
+            path.chmod(0o777)
+        elif what == "link":
+            path.rename(path.with_suffix(".elsewhere"))
+            path.symlink_to(path.with_suffix(".elsewhere"))
+    if what == "folder":
+        folder.chmod(0o777)
+    assert run() == "right 1"
+    assert run() == ("right 1" if what == "folder" else "right 0")  # built anew in their place
+
+
+def test_a_folder_that_others_can_write_is_told_once(tmp_path, caplog):
+    tmp_path.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "torchinductor.cache"):
+        for _ in range(2):
+            assert DiskCache(str(tmp_path)).folder is None
+    (record,) = caplog.records
+    assert "is not used: it belongs to another user, or everybody can write to it" in record.getMessage()
+
+
+def test_another_users_files_are_not_trusted(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert is_trusted(file)
+    owner = file.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert is_trusted(file) == (owner == 0)  # the system's are everybody's to read
 
 
 @pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root writes everywhere")

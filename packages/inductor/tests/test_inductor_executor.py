@@ -359,6 +359,27 @@ def test_wrong_inputs_are_refused(inputs, message: str) -> None:
         native.prepare(program)(inputs)
 
 
+def test_a_kernel_is_given_no_memory_that_is_not_there(library: ctypes.CDLL) -> None:
+    """What reads a tensor whose storage was given back raises: an empty one has none either, and is read by nobody."""
+    n = symbol("s0")
+    program = Program(
+        (SymbolInput("n", "s0"), tensor_input(0, n)),
+        ("s0",),
+        2,
+        (),
+        (Alloc(1, (n,), (1,), F32, CPU), KernelCall(0, (0, 1), (n, n), "add"), Output((Slot(1),))),
+        kernels=(address(library),),
+    )
+    run = native.prepare(program)
+    given_back = torch.randn(4)
+    given_back.untyped_storage().resize_(0)
+    for x in (given_back, torch._efficientzerotensor((4,))):
+        with pytest.raises(RuntimeError, match=r"a tensor of sizes \[4\] that a kernel reads or writes has no memory"):
+            run([4, x])
+    assert run([0, torch.empty(0)])[0].shape == (0,)
+    assert run([2, torch.ones(2)])[0].tolist() == [3.0, 3.0]
+
+
 def test_an_error_names_the_instruction() -> None:
     program = Program(
         (tensor_input(0, 2, 3),),

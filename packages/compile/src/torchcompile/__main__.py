@@ -22,6 +22,8 @@ from torchcompile.moved import export_cache, import_cache
 from torchcompile.options import resolve
 from torchcompile.store import Entry, Store
 
+_WIDTH = 500
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minify.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     given = parser.parse_args(arguments)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)  # a file and a pipe have no right edge: names stay on one line
     try:
         match given.command:
             case "verify":
@@ -52,12 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _minify(console, given)
         return _cache(console, given)
     except (CompileError, OSError) as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 1
 
 
 def _cache(console: Console, given: argparse.Namespace) -> int:
-    store = Store(given.folder or resolve(None, None).cache or "")
+    folder = Path(given.folder or resolve(None, None).cache or "")
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"{folder} is no folder")
+    store = Store(str(folder))
     match given.action:
         case "list":
             _list(console, store)

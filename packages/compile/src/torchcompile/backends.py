@@ -737,6 +737,12 @@ def is_torchs(backend: object) -> bool:
     return backend.removeprefix(TORCH_PREFIX) in torch.compiler.list_backends(exclude_tags=None)
 
 
+_ELSEWHERE = (
+    "Names of torch's registry are taken, too: import the package that registers it, or name it to "
+    "torchcompile.register_backend."
+)
+
+
 def list_backends(without: frozenset[str] = frozenset()) -> list[str]:
     """Names of this package's back ends and of those that were registered with it."""
     return sorted((*NAMED, *REGISTERED.names(without)))
@@ -756,7 +762,9 @@ def resolve(backend: object, toolchain: Toolchain) -> Backend:
         if registered is None and is_torchs(backend):
             return functools.partial(_by_torchs, backend.removeprefix(TORCH_PREFIX), toolchain)
         if registered is None:
-            raise unknown("backend", backend, list_backends(), torch.compiler.list_backends(exclude_tags=None))
+            raise unknown(
+                "backend", backend, list_backends(), torch.compiler.list_backends(exclude_tags=None), _ELSEWHERE
+            )
         backend = registered
     if callable(backend):
         chosen = functools.partial(_counted, toolchain, backend)

@@ -43,9 +43,12 @@ class CompilerDied(CompileError):
     never ends. It was met in another one."""
 
 
-def unknown(kind: str, given: object, known: Iterable[str], also: Iterable[str] = ()) -> InvalidArgument:
-    """An error for an unknown name that lists the known ones and names the nearest of these, and of those taken too."""
+def unknown(
+    kind: str, given: object, known: Iterable[str], also: Iterable[str] = (), else_: str = ""
+) -> InvalidArgument:
+    """An error for an unknown name that lists the known ones and names the nearest of these, and of those taken too;
+    where there is none, `else_` says what else it may be."""
     names = sorted(known)
     close = difflib.get_close_matches(str(given), (*names, *also), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = f" Did you mean {close[0]!r}?" if close else else_ and f" {else_}"
     return InvalidArgument(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")

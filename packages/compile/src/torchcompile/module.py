@@ -21,6 +21,7 @@ import torch
 
 import torchdynamo
 from torchcompile.errors import NotCompilable
+from torchdynamo.handed_on import hands_on_to
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 ClassT = TypeVar("ClassT", bound=type[Any])
@@ -63,6 +64,7 @@ def _call_of(self: torch.nn.Module) -> Callable[..., object]:
         return self(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"{type(self).__name__}.__call__"
+    hands_on_to(call, type(self).forward)
     return call
 
 
@@ -118,5 +120,6 @@ def compile_class(kind: ClassT, transform: Transform) -> ClassT:
         return original_call(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = "__call__", f"{kind.__qualname__}.__call__"
+    hands_on_to(call, kind.forward if issubclass(kind, torch.nn.Module) else original_call)
     kind.__call__ = transform(call)  # type: ignore[method-assign]
     return kind

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
+from primtorch.files import appearing
 from torchcompile.errors import InvalidArgument
 from torchcompile.store import Store, is_entry
 
@@ -13,12 +15,16 @@ MOST_FILE_BYTES = 1 << 30
 
 
 def export_cache(store: Store, file: Path) -> int:
-    """Writes all files of the cache into one; returns how many."""
+    """Writes all files of the cache into one, which appears whole; returns how many."""
     entries = store.entries()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with appearing(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry in entries:
-            archive.write(entry.path, entry.path.relative_to(store.cache).as_posix())
-    return len(entries)
+            try:
+                content = entry.path.read_bytes()
+            except FileNotFoundError:  # another process has deleted it
+                continue
+            archive.writestr(entry.path.relative_to(store.cache).as_posix(), content)
+        return len(archive.namelist())
 
 
 def import_cache(store: Store, file: Path) -> int:
@@ -35,9 +41,12 @@ def import_cache(store: Store, file: Path) -> int:
             members = archive.infolist()
             for member in members:
                 _check(member)
+            torn = archive.testzip()
+            if torn is not None:
+                raise InvalidArgument(f"{file} cannot be imported: it is torn at {torn}")
             for member in members:
                 _extract(archive, member, store.cache)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"{file} cannot be imported: {error}") from error
     return len(members)
 
@@ -54,6 +63,10 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) ->
     target = folder / PurePosixPath(member.filename)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    written.touch(mode=0o700)
-    written.write_bytes(archive.read(member))
-    os.replace(written, target)
+    try:
+        written.touch(mode=0o700)
+        written.write_bytes(archive.read(member))
+        os.replace(written, target)
+    except BaseException:
+        written.unlink(missing_ok=True)  # the folder may be full
+        raise

@@ -16,7 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torchcompile.errors import InvalidArgument, unknown
-from torchcompile.torch_options import TORCH_OPTIONS, translated
+from torchcompile.torch_options import OF_TORCH, TORCH_OPTIONS, translated
 
 # Environment variable -> option that it sets when the call does not.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -184,7 +184,7 @@ def resolve(mode: str | None, options: Mapping[str, object] | None) -> CompileOp
     values.update(MODES[mode or "default"])
     for name, value in translated(options or {}, hints).items():
         if name not in hints:
-            raise unknown("option", name, hints, TORCH_OPTIONS)
+            raise unknown("option", name, hints, TORCH_OPTIONS, OF_TORCH)
         values[name] = _checked(name, value, hints[name])
     return CompileOptions(**values)
 

@@ -6,6 +6,7 @@ A file says what it holds by a hash of its text; one that does not is left out, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from primtorch.files import is_trusted
 from primtorch.once import cached_property
 
 _log = logging.getLogger("torchcompile")
@@ -44,10 +46,8 @@ def _tell_once(message: str) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder or file is the user's own, and nobody else may write to it."""
-    found = path.lstat()
-    own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
-    return own and not stat.S_ISLNK(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    """Whether a folder or file is the user's own or the system's, and nobody else may write to it."""
+    return is_trusted(path, stat.S_IWGRP | stat.S_IWOTH)
 
 
 class Store:
@@ -82,7 +82,8 @@ class Store:
                 _tell_once(f"{path} is not yours alone: it is not used")
                 return None
             digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-            os.utime(path)
+            with contextlib.suppress(PermissionError):  # the system's, which was filled for all its users
+                os.utime(path)
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -103,9 +104,13 @@ class Store:
             return
         try:
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")  # for the owner alone
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(f"{_digest(text)}\n{text}")
-            os.replace(name, self._path(key))
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(f"{_digest(text)}\n{text}")
+                os.replace(name, self._path(key))
+            except BaseException:
+                Path(name).unlink(missing_ok=True)  # the folder may be full
+                raise
             self._evict_sometimes()
         except OSError as error:
             _tell_once(f"compiled programs cannot be kept in {self.folder}: {error}")
@@ -114,7 +119,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """All files of the cache, those used last first."""
-        found = sorted(_files(self.cache), key=lambda entry: entry.used, reverse=True)
+        found = sorted(_files(self.cache, _ENTRY), key=lambda entry: entry.used, reverse=True)
         return found
 
     def clear(self) -> list[Entry]:
@@ -122,11 +127,19 @@ class Store:
         found = self.entries()
         for entry in found:
             entry.path.unlink(missing_ok=True)
+        self._drop_leavings()
         return found
+
+    def _drop_leavings(self) -> None:
+        """Deletes what processes that were killed had begun to write."""
+        for entry in _files(self.cache, _LEAVING):
+            if entry.used < time.time() - _EVERY:
+                entry.path.unlink(missing_ok=True)
 
     def evict(self, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS) -> list[Entry]:
         """Deletes what was not used for long, and then what was used longest ago, until the rest fits."""
         oldest, left, gone = time.time() - most_days * _DAY, most_bytes, []
+        self._drop_leavings()
         for entry in self.entries():
             left -= entry.nbytes
             if left < 0 or entry.used < oldest:
@@ -150,13 +163,17 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _files(folder: Path) -> Iterator[Entry]:
+def _files(folder: Path, names: re.Pattern[str]) -> Iterator[Entry]:
     """Files that this stack has written, and no others: the folder may be one that the user keeps other things in."""
-    for path in folder.rglob("*"):
-        if not is_entry(path.name) or path.is_symlink() or not path.is_file():
-            continue
-        found = path.stat()
-        yield Entry(path, found.st_size, max(found.st_mtime, found.st_atime))
+    for where, _, files in os.walk(folder):  # leaves out what cannot be read, or is deleted meanwhile
+        for path in (Path(where, name) for name in files if names.fullmatch(name)):
+            try:
+                found = path.lstat()
+            except OSError:  # another process has deleted it
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield Entry(path, found.st_size, max(found.st_mtime, found.st_atime))
 
 
 _ENTRY = re.compile(r"[0-9a-f]{32,40}(\.so|\.cubin|\.json|(\.\w+)?\.program)")  # keys are hashes
+_LEAVING = re.compile(r"(tmp\w{8}|[0-9a-f]{32,40}[\w.]*)\.tmp")

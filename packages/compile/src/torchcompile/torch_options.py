@@ -79,6 +79,10 @@ TORCH_OPTIONS: Mapping[str, Counterpart] = MappingProxyType(
 )  # fmt: skip
 
 
+OF_TORCH = "Options of torch.compile that the migration page does not name tune its own code generator: leave them out."
+_NAMESPACES = ("triton.", "cpp.", "trace.", "cuda.", "cutlass.", "rocm.", "xpu.", "halide.", "aot_inductor.")
+
+
 def translated(options: Mapping[str, object], known: Mapping[str, object]) -> dict[str, object]:
     """`options` by the names of this package. Names that it has itself mean its own.
 
@@ -88,6 +92,10 @@ def translated(options: Mapping[str, object], known: Mapping[str, object]) -> di
     found: dict[str, object] = {}
     for name, value in options.items():
         counterpart = TORCH_OPTIONS.get(name)
+        if counterpart is None and name.startswith(_NAMESPACES):
+            raise InvalidArgument(
+                f"option {name!r} of torch.compile tunes its own code generator, which is not used here: leave it out"
+            )
         if name in known or counterpart is None:
             found[name] = value
         elif _is_in(value, counterpart.values):

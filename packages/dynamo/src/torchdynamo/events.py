@@ -7,6 +7,7 @@ import types
 from primtorch.ledger import Effect, Event, Kind, kinds
 from primtorch.schemas import UserFrame
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
+from torchdynamo.handed_on import body_of
 
 CAPTURE_FAULT = Kind(
     "capture_fault",
@@ -203,5 +204,5 @@ def frame_of(code: types.CodeType) -> UserFrame:
 
 
 def of_function(kind: Kind, function: types.FunctionType, detail: str = "") -> Event:
-    """An event of a function as a whole."""
-    return Event(kind, function.__qualname__, detail, (frame_of(function.__code__),))
+    """An event of a function as a whole; of one that only hands on its arguments, at the line of what it calls."""
+    return Event(kind, function.__qualname__, detail, (frame_of(body_of(function).__code__),))

@@ -46,7 +46,7 @@ from torchdynamo.function import Function
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.reasons import describe
 from torchdynamo.schemas import CaptureOptions, Guard, GuardKind, ShapeProgram, TensorGuard
-from torchdynamo.size_marks import mark_dynamic
+from torchdynamo.size_marks import SMALLEST, mark_dynamic
 from torchdynamo.sources import Reading, Scope, Source, TensorOffset, TensorSize, TensorStride, resolve
 
 Decompositions = Literal["prims", "core_aten"]
@@ -440,8 +440,14 @@ class _Marks:
         known = self._dims.setdefault(named.name, named)
         if known.min != named.min or known.max != named.max:
             named = known if isinstance(asked, str) else _conflict(known, named)
-        self._before.append((tensor, getattr(tensor, "_torchdynamo_sizes", None)))
+        if named.min is not None and named.min < SMALLEST:
+            raise ValueError(
+                f"dynamic_shapes: {named} has min={named.min}: a graph whose sizes vary takes none below {SMALLEST}. "
+                f"Say min={SMALLEST}, and export a graph of its own for each smaller size"
+            )
+        before = getattr(tensor, "_torchdynamo_sizes", None)
         mark_dynamic(tensor, dim, named.min, named.max)
+        self._before.append((tensor, before))
         self.ties.setdefault(named.name, []).append(Measure(Leaf(place), "size", dim % tensor.dim()))
 
     def undo(self) -> None:

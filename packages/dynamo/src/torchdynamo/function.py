@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -24,6 +25,7 @@ from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
+from torchdynamo.after_break.held_names import held_names, in_the_programs_words
 from torchdynamo.after_break.place import Varied
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
@@ -51,6 +53,7 @@ from torchdynamo.graph import numpy_values
 from torchdynamo.guards.changes import changed_sources, outgrown
 from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.handed_on import body_of, hands_on_to
 from torchdynamo.interpreter.loop_tests import SourcePlace
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import Mark, MarkKind, mark_of
@@ -297,10 +300,13 @@ class Function:
         info: Compiled = entry.info
         scope = Scope.of(self.function, flat, info.pinned)
         failure = first_failure(info.guards, scope)
-        if failure is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                self.changed.update(changed_sources(info.guards, scope))
-        return failure
+        if failure is None:
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            self.changed.update(changed_sources(info.guards, scope))
+        text = in_the_programs_words(failure.text, held_names(self.function, flat))
+        hidden = None if body_of(self.function) is self.function else self.function.__code__.co_filename
+        return dataclasses.replace(failure, text=text, hidden=hidden)
 
     def _drop_outgrown(self, compiled: CompiledCallable, flat: tuple[object, ...]) -> None:
         """Gives up versions for numbers that have differed since they were made, in this call, too: what is made now
@@ -318,7 +324,7 @@ class Function:
         """Notes why the versions do not fit, each of them; False when no more may be made."""
         policy = self.options.on_recompile
         if not full and policy in ("continue", "warn"):
-            event = of_function(RECOMPILED, self.function, "\n".join(why))
+            event = of_function(RECOMPILED, self.function, "\n".join(dict.fromkeys(why)))
             self.stats.ledger.add(event)
             if policy == "warn":
                 _log.warning("%s", event)
@@ -552,6 +558,8 @@ class Nested:
         found = self._continuations.get(key)
         if found is None:
             made = make_resume(function, entrance)
+            if body_of(function) is not function:
+                hands_on_to(made, body_of(function))
             part = self.part(made) if compiled else None
             if part is None:
                 self.leave_alone(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,14 +29,14 @@ class SizeMark:
     high: int | None = None
 
 
-_SMALLEST = 2  # sizes 0 and 1 mean something of their own: emptiness, broadcasting
+SMALLEST = 2  # sizes 0 and 1 mean something of their own: emptiness, broadcasting
 
 
 def size_marks(tensor: torch.Tensor) -> Mapping[int, SizeMark]:
     """The marks of a tensor, by dimension."""
     own: Mapping[int, SizeMark] = getattr(tensor, "_torchdynamo_sizes", {})
     foreign = {
-        dim % tensor.dim(): SizeMark(SizeKind(kind), low and max(low, _SMALLEST), high)
+        dim % tensor.dim(): SizeMark(SizeKind(kind), None if low is None else max(low, SMALLEST), high)
         for kind, dim, low, high in torch_compilers_marks.sizes(tensor)
     }
     return {**foreign, **own} if foreign else own
@@ -48,26 +49,32 @@ def mark_dynamic(
 
     Args:
         min, max: the sizes that will come, bounds included: the compiled version serves all of them, and no others.
+            Sizes 0 and 1, where `min` allows them, have compiled versions of their own.
 
     Raises:
         IndexError: the tensor has no such dimension.
-        ValueError: the range is empty, the tensor's own size is not in it, or that size is 0 or 1.
+        ValueError: the range is empty or below 2, the tensor's own size is not in it, or that size is 0 or 1 and
+            `min` says nothing of such sizes.
         SizeNotDynamic: at a call, where the program takes one size only, or not all of a promised range.
     """
-    for bound, name in ((min, "min"), (max, "max")):
-        if bound is not None and bound < _SMALLEST:
-            raise ValueError(f"{name}={bound}: sizes below {_SMALLEST} are never symbolic")
+    if max is not None and max < SMALLEST:
+        raise ValueError(f"max={max}: sizes below {SMALLEST} are never symbolic")
     if min is not None and max is not None and min > max:
         raise ValueError(f"min={min} is above max={max}")
+    low = None if min is None else builtins.max(min, SMALLEST)
+    kinds = {}
     for place in _dims(tensor, dim):
         size = tensor.shape[place]
-        if size < _SMALLEST:
-            raise ValueError(
-                f"the size at dim {place} is {size}: sizes below {_SMALLEST} are not symbolic; use maybe_mark_dynamic"
-            )
         if (min is not None and size < min) or (max is not None and size > max):
             raise ValueError(f"the size at dim {place} is {size}, not within min={min}, max={max}")
-    _mark(tensor, dim, SizeMark(SizeKind.DYNAMIC, min, max))
+        if size < SMALLEST and min is None:
+            raise ValueError(
+                f"the size at dim {place} is {size}: sizes below {SMALLEST} are not symbolic; use maybe_mark_dynamic, "
+                "or say min=0, which gives them compiled versions of their own"
+            )
+        kinds[place] = SizeKind.MAYBE_DYNAMIC if size < SMALLEST else SizeKind.DYNAMIC
+    for place, kind in kinds.items():
+        _mark(tensor, place, SizeMark(kind, low, max))
 
 
 def maybe_mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
@@ -88,7 +95,7 @@ def mark_unbacked(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
         SizeNotDynamic: at a call, where the program takes one size only.
     """
     for place in _dims(tensor, dim):
-        kind = SizeKind.DYNAMIC if tensor.shape[place] >= _SMALLEST else SizeKind.MAYBE_DYNAMIC
+        kind = SizeKind.DYNAMIC if tensor.shape[place] >= SMALLEST else SizeKind.MAYBE_DYNAMIC
         _mark(tensor, place, SizeMark(kind))
 
 

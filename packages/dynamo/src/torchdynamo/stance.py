@@ -34,11 +34,23 @@ class set_stance:
     Not for compiled code to call: there it breaks the graph. What `torch.compiler.set_stance` says holds too where
     nothing else was set here.
 
+    Args:
+        skip_guard_eval_unsafe: taken as torch.compile's callers write it: guards are checked all the same, which takes
+            about a microsecond a call.
+        force_backend: not taken; `compile` is given a back end.
+
     Raises:
-        ValueError: there is no such stance.
+        ValueError: there is no such stance, or a back end is given.
     """
 
-    def __init__(self, stance: Stance = "default") -> None:
+    def __init__(
+        self, stance: Stance = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: object = None
+    ) -> None:
+        if force_backend is not None:
+            raise ValueError(
+                f"force_backend={force_backend!r} is not taken: write compile(model, backend=...), or "
+                "set_stance('force_eager') for calls as they were written"
+            )
         if stance not in get_args(Stance):
             raise ValueError(f"unknown stance {stance!r}; known: {', '.join(get_args(Stance))}")
         self.stance: Stance = "default" if stance == "aot_eager_then_compile" else stance

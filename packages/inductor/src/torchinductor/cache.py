@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from primtorch import forks
+from primtorch.files import is_trusted
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +32,23 @@ def content_key(*parts: str) -> str:
 
 
 @lru_cache(maxsize=64)
+def _trusted(folder: str) -> bool:
+    """Whether what a folder holds can be loaded: machine code of a stranger's is not; warns once."""
+    path = Path(os.path.realpath(folder))  # the user says which folder, by a link if he likes
+    with suppress(OSError):
+        if not is_trusted(path):
+            _log.warning(
+                "the kernel cache %s is not used: it belongs to another user, or everybody can write to it", folder
+            )
+            return False
+    return True
+
+
+@lru_cache(maxsize=64)
 def _usable(folder: str) -> bool:
     """Whether files can be written into a folder; warns once for one where they cannot."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
@@ -121,11 +135,12 @@ def _taken(descriptor: int) -> bool:
 
 
 class DiskCache:
-    """Files by key. A file appears whole: it is written under another name, then renamed."""
+    """Files by key. A file appears whole: it is written under another name, then renamed. A folder, or a file in it,
+    that is another user's is not used."""
 
     def __init__(self, folder: str | None) -> None:
-        self.folder = Path(folder) if folder is not None else None
-        self.writable = folder is not None and _usable(folder)
+        self.folder = Path(folder) if folder is not None and _trusted(folder) else None
+        self.writable = self.folder is not None and _usable(str(folder))
 
     def give_up(self, error: Exception) -> bool:
         """Uses the folder no more to write to, where an error says that there is no room in it. Returns whether it was
@@ -143,7 +158,9 @@ class DiskCache:
     def find(self, key: str, suffix: str) -> Path | None:
         """The file of a key, if somebody has published it."""
         path = self._path(key, suffix)
-        return path if path is not None and path.exists() else None
+        with suppress(OSError):
+            return path if path is not None and is_trusted(path) else None
+        return None
 
     def shared(self, name: str) -> Path:
         """A file that processes add to, beside those of the keys."""

@@ -37,6 +37,7 @@ import torch
 
 from primtorch.building import library_of
 from primtorch.calls import MEASURES, Leaf, Measure, Number, Result
+from primtorch.files import appearing
 from primtorch.prims import PRIMS
 from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
 from primtorch.symbolic.expr import Program as Steps
@@ -407,15 +408,8 @@ def _copied(source: str, folder: Path, options: InductorOptions) -> tuple[str, i
 
 def _appearing(path: Path, write: Callable[[BinaryIO], T]) -> T:
     """Writes a file, which appears whole; gives what `write` gives."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            given = write(stream)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    return given
+    with appearing(path) as stream:
+        return write(stream)
 
 
 # What a compiler may make instructions of. Others speak of the machine, and differ between virtual ones of a kind.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from primtorch.files import appearing
 from primtorch.records import NotARecord, NotAsText, Records
 from torchcompile.artifacts.schemas import FORMAT, CodeRow, Contents, Fact, Manifest
-from torchcompile.errors import ArtifactError
+from torchcompile.errors import ArtifactError, ArtifactMismatch
 
 _RECORDS = Records((Manifest, Fact, CodeRow))
 _MANIFEST = "manifest.json"
+_EXPORTED = "program.json"  # what an exported graph's file has in its place
 _PROGRAM = re.compile(r"programs/([0-9a-f]{40}\.\w+)")
 _FRAME = re.compile(r"frames/([0-9a-f]{40}\.frame_[0-9])")
 _KERNEL = re.compile(r"kernels/([0-9a-f]{32,40}\.(?:so|cubin|json))")
@@ -33,19 +35,12 @@ def write(file: str | os.PathLike[str], manifest: Manifest, contents: Mapping[st
     hashes = {name: _hash(content) for name, content in contents.items()}
     try:
         text = _RECORDS.text(replace(manifest, files=hashes))
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-    except (NotAsText, OSError) as error:
-        raise ArtifactError(f"{target} cannot be written: {error}") from error
-    try:
-        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        with appearing(target) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(_MANIFEST, text)
             for entry, content in contents.items():
                 archive.writestr(entry, content)
-        os.replace(name, target)
-    except OSError as error:
+    except (NotAsText, OSError) as error:
         raise ArtifactError(f"{target} cannot be written: {error}") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def read(file: str | os.PathLike[str]) -> Contents:
@@ -53,6 +48,7 @@ def read(file: str | os.PathLike[str]) -> Contents:
 
     Raises:
         ArtifactError: it is torn, or none of `write`'s.
+        ArtifactMismatch: it is of a release that wrote another format.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -60,15 +56,19 @@ def read(file: str | os.PathLike[str]) -> Contents:
             if sum(member.file_size for member in members) > MOST_BYTES:
                 raise ArtifactError(f"{file} holds more than {MOST_BYTES} bytes")
             held = {member.filename: archive.read(member) for member in members}
-        manifest = _RECORDS.value(held.pop(_MANIFEST).decode())
+        if _EXPORTED in held:
+            raise ArtifactError(f"{file} is an exported graph, which needs no model: torchcompile.load({str(file)!r})")
+        text = held.pop(_MANIFEST).decode()
+        _hold_to_format(file, text)
+        manifest = _RECORDS.value(text)
     except OSError as error:
         raise ArtifactError(f"{file} cannot be read: {error.strerror or error}") from error
     except (EOFError, KeyError, ValueError, NotARecord, zipfile.BadZipFile, NotImplementedError) as error:
         raise ArtifactError(f"{file} is torn, or no file of torchcompile.save: {error}") from error
     except zipfile.zlib.error as error:  # type: ignore[attr-defined]
         raise ArtifactError(f"{file} is torn: {error}") from error
-    if not isinstance(manifest, Manifest) or manifest.format != FORMAT:
-        raise ArtifactError(f"{file} is of another format than {FORMAT}, which this release reads")
+    if not isinstance(manifest, Manifest):
+        raise ArtifactError(f"{file} is torn, or no file of torchcompile.save: its manifest is none")
     if {name: _hash(content) for name, content in held.items()} != manifest.files:
         raise ArtifactError(f"{file} is torn: what it holds is not what its manifest says")
     programs: dict[str, str] = {}
@@ -81,6 +81,30 @@ def read(file: str | os.PathLike[str]) -> Contents:
         else:
             raise ArtifactError(f"{file} holds {name!r}, which is no entry of such a file")
     return Contents(manifest, programs, kernels)
+
+
+def _hold_to_format(file: str | os.PathLike[str], text: str) -> None:
+    """The format comes first in every release's manifest: one of another has other fields behind it.
+
+    Raises:
+        ArtifactMismatch: it is none that this release reads.
+    """
+    match json.loads(text):
+        case {"record": ["Manifest", int(found), *_]} if found != FORMAT:
+            raise ArtifactMismatch(
+                f"{file} does not fit: it is of format {found}, and this release of torchcompile reads {FORMAT}. Save "
+                "it anew with this release, or load it with the one that wrote it",
+                [("format", str(found), str(FORMAT))],
+            )
+
+
+def is_compiled(file: str | os.PathLike[str]) -> bool:
+    """Whether a file holds what a model was compiled to, as far as its table of contents says."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _MANIFEST in archive.namelist()
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False
 
 
 def program_entry(name: str) -> str:

@@ -23,6 +23,7 @@ import torchinductor
 from torchcompile.artifacts.schemas import CodeRow, Fact
 from torchinductor import facts_of
 from torchinductor.codegen.cpp.build import cpu_flags
+from torchinductor.program_file import processor_features
 
 _PACKAGES: tuple[types.ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 # Their functions are compared by their versions.
@@ -39,7 +40,7 @@ def facts(devices: Iterable[str] = ()) -> tuple[Fact, ...]:
         "torch": f"{torch.__version__} ({torch.version.git_version})",
         "torchcompile": f"{sys.modules['torchcompile'].__version__} ({_source()})",
         "system": " ".join(filter(None, system)),
-        _FLAGS: " ".join(sorted(cpu_flags().partition(":")[2].split())) or cpu_flags(),
+        _FLAGS: " ".join(processor_features()) or cpu_flags(),  # what speaks of the machine differs between alike ones
         "threads": str(torch.get_num_threads()),
     }
     for device in devices:

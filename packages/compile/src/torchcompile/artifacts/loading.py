@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -14,9 +15,9 @@ from primtorch.ledger import LEDGER, Event, Ledger
 from torchcompile.api import compile_one, stack_of
 from torchcompile.artifacts import archive, identity
 from torchcompile.artifacts.schemas import Contents
-from torchcompile.errors import ArtifactMismatch
+from torchcompile.errors import ArtifactError, ArtifactMismatch
 from torchcompile.events import NOT_IN_ARTIFACT
-from torchcompile.options import resolve
+from torchcompile.options import CompileOptions, resolve
 from torchinductor import Binaries
 
 ModelT = TypeVar("ModelT", bound=Callable[..., Any])
@@ -52,14 +53,19 @@ def load(
     Raises:
         ArtifactError: the file is torn, or none of `save`'s.
         ArtifactMismatch: it was made with another torch, Python, torchcompile, processor, GPU or number of threads,
-            or the source of a function has changed; `differences` names each. At a call: the file has nothing for it.
+            the source of a function has changed, or the release that wrote it has another format (of which nothing is
+            known: `recompile` does not help); `differences` names each. At a call: the file has nothing for it.
         UnsafeArchive: it is no exported graph, or calls what has no place in one.
     """
     if model is None:
+        if archive.is_compiled(file):
+            raise ArtifactError(f"{file} holds what a model was compiled to: torchcompile.load(file, model) takes it")
         return torchdynamo.load(file, classes=classes, operators=operators)
     contents = archive.read(file)
     manifest = contents.manifest
     found = identity.differences(manifest.facts, identity.facts(manifest.devices)) + identity.changed(manifest.code)
+    known = {item.name for item in dataclasses.fields(CompileOptions)}
+    found += [(f"option {name}", repr(value), "") for name, value in manifest.options.items() if name not in known]
     if found:
         told = "; ".join(f"{what}: {there or 'none'} there, {here or 'none'} here" for what, there, here in found)
         if not recompile:
@@ -67,7 +73,7 @@ def load(
         LEDGER.add(Event(NOT_IN_ARTIFACT, str(file), told))
     brought = None if found else FromFile(file, contents, recompile)
     settings: dict[str, Any] = manifest.settings
-    options = resolve(None, manifest.options)
+    options = resolve(None, {name: value for name, value in manifest.options.items() if name in known})
     transform = stack_of(settings["fullgraph"], settings["dynamic"], "inductor", options, settings["name"], brought)
     return compile_one(model, transform)
 

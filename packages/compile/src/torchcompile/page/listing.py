@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from primtorch.schemas import UserFrame
 from torchcompile.journal import CapturedGraphRecord
 from torchcompile.page.tables import PartRow
 
+_IMPORTED = time.time()
 MOST_LINES = 6000  # of all files together
 _AROUND = 3  # lines shown above and below one of which something is said
 _HIDDEN = frozenset({Effect.PLAIN})
@@ -48,6 +50,14 @@ class Listing:
 
     file: str
     lines: Sequence[Line]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file was written to since torchcompile was imported: what was compiled may be older."""
+        try:
+            return any(line.html for line in self.lines) and os.stat(self.file).st_mtime > _IMPORTED
+        except OSError:
+            return False
 
     @property
     def name(self) -> str:

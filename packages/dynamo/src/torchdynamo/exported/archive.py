@@ -21,6 +21,7 @@ from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
 from primtorch.control_flow import Cond, Scan, WhileLoop
+from primtorch.files import appearing
 from primtorch.higher_order import HigherOrder, InvokeSubgraph
 from primtorch.own_derivatives import OwnDerivative
 from primtorch.schemas import UserFrame
@@ -54,7 +55,7 @@ def save(exported: Exported, path: str | os.PathLike[str]) -> None:
     """
     memories: list[bytes] = []
     text = json.dumps(_program(exported, memories), indent=1, allow_nan=False)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with appearing(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_PROGRAM, text)
         for number, memory in enumerate(memories):
             archive.writestr(f"tensors/{number}", memory)

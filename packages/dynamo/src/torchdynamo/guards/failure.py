@@ -186,13 +186,18 @@ _PRESENCE = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A guard that does not hold: what it wants and what it finds, as text."""
+    """A guard that does not hold: what it wants and what it finds, as text.
+
+    Attributes:
+        hidden: a file that is none of the program's, in which the value was handed on.
+    """
 
     guard: Guard
     text: str
+    hidden: str | None = None
 
     def __str__(self) -> str:
-        frame = self.guard.user_frames[-1] if self.guard.user_frames else None
+        frame = next((frame for frame in reversed(self.guard.user_frames) if frame.file != self.hidden), None)
         return self.text if frame is None else f"{self.text} (read at {frame.file}:{frame.line} in {frame.function})"
 
 

@@ -575,6 +575,8 @@ def outside_graphs(tensor: torch.Tensor) -> str | None:
             return f"is quantised, and has the dtype {tensor.dtype}"
         if tensor.is_conj() or tensor.is_neg():
             return "is conjugated or negated where it is read"
+        if tensor._is_zerotensor():
+            return "stands for zeros, and has no memory"
         try:
             tensor.is_leaf  # noqa: B018 - of a view that a write left behind, autograd makes the history only now
         except RuntimeError:

@@ -147,7 +147,7 @@ def cpu_flags() -> str:
     """The processor's features as /proc/cpuinfo has them in a line; its name where there is no such file."""
     try:
         with open("/proc/cpuinfo") as f:
-            return next((line for line in f if line.startswith("flags")), "")
+            return next((line for line in f if line.startswith(("flags", "Features"))), "")
     except OSError:
         return platform.processor()
 

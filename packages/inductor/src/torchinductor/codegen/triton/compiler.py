@@ -196,8 +196,9 @@ class TritonCompiler:
         self.arch = arch
         self._scratch = forks.ScratchFolder("torchinductor-triton-")
         atexit.register(self.close)
-        self._shared = folder  # read from, even where it cannot be written to
-        self._writable = folder if folder is not None and DiskCache(str(folder)).writable else None
+        cache = DiskCache(str(folder) if folder is not None else None)
+        self._shared = cache.folder  # read from, even where it cannot be written to
+        self._writable = cache.folder if cache.writable else None
         self._parallel = workers or min(16, os.cpu_count() or 1)
         self._server = Server(arch, self._scratch, self._parallel)
 
