@@ -110,6 +110,30 @@ def test_operands_of_each_pair_of_dtypes(kind: type[FormulaCheck]) -> None:
     assert check.checked.total() > 1000
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_operand_of_repeated_elements_beside_one_in_another_order() -> None:
+    """On CPUs an iterator over two dtypes casts the one, which repeats nothing any more and decides about the order."""
+    repeated = lambda dtype: torch.ones(4, 1, 1).to(dtype).expand(4, 3, 2)
+    turned = lambda dtype: torch.ones(2, 3, 4).to(dtype).permute(2, 1, 0)
+    check = FormulaCheck()
+    binary = [o for o in ELEMENTWISE if not o.name.endswith("_backward")]
+    for operator, dtypes in itertools.product(binary, itertools.product(DTYPES, repeat=2)):
+        sample = operator.samples[0].draw() if operator.samples else ((), {})
+        if sum(isinstance(x, torch.Tensor) and x.numel() > 0 for x in pytree.tree_leaves(sample)) != 2:
+            continue
+        for makers in ((repeated, turned), (turned, repeated), (repeated, repeated)):
+            operands = iter([make(dtype) for make, dtype in zip(makers, dtypes, strict=True)])
+            other = lambda x, operands=operands: next(operands) if isinstance(x, torch.Tensor) and x.numel() else x
+            args, kwargs = pytree.tree_map(other, sample)
+            try:
+                operator.overload(*args, **kwargs)  # type: ignore[misc]
+            except (RuntimeError, IndexError, TypeError):  # not these dtypes
+                continue
+            check.__torch_dispatch__(operator.overload, (), args, kwargs)
+    assert not check.failed, {name: calls[:2] for name, calls in check.failed.items()}
+    assert check.checked.total() > 1000
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_ldexp_by_powers_out_of_range(dtype: torch.dtype) -> None:
     """The power alone may be infinite or zero where the product is neither."""

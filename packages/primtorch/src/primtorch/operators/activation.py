@@ -11,7 +11,7 @@ from primtorch import prims
 from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
-from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, wrap_dim
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, same_shape, wrap_dim
 from primtorch.operators.build import as_dense, elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
@@ -243,7 +243,9 @@ def _lower_prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 @OP.formula("_prelu_kernel")
 def _prelu(x: TensorLike, weight: TensorLike) -> TensorSpec:
-    return elementwise((x, weight), result_type((x, weight)))
+    found = elementwise((x, weight), result_type((x, weight)))
+    alike = same_shape(found.shape, tuple(x.shape))  # then it is written to memory like that of x
+    return elementwise((x,), found.dtype) if alike else found
 
 
 @OP.rule("_prelu_kernel")

@@ -86,9 +86,24 @@ def common_device(operands: Sequence[TensorLike]) -> torch.device:
     return device
 
 
-def elementwise(operands: Sequence[TensorLike | Number | None], dtype: torch.dtype) -> TensorSpec:
+def as_cast(x: TensorLike, dtype: torch.dtype | None) -> tuple[Sizes, Sizes]:
+    """Shape and strides of an operand as TensorIterator sees it that computes in a dtype: on CPUs it casts operands of
+    others before it looks at them, and a cast of one with repeated elements has none."""
+    shape, strides = tuple(x.shape), x.stride()
+    as_it_lies = dtype is None or x.dtype is dtype or x.device.type != "cpu"
+    return shape, strides if as_it_lies else dense_like(shape, strides)
+
+
+def elementwise(
+    operands: Sequence[TensorLike | Number | None], dtype: torch.dtype, computed: torch.dtype | None = None
+) -> TensorSpec:
     """The output of TensorIterator over the operands. A number is one without dims, beside which no tensor is taken
-    as it lies; what eager passes beside its iterator is not to be given here."""
+    as it lies; what eager passes beside its iterator is not to be given here.
+
+    Args:
+        dtype: of the output.
+        computed: what the iterator casts its operands to; None where it takes each as it is.
+    """
     tensors = [t for t in operands if isinstance(t, TENSORS)]
     numbers = sum(o is not None for o in operands) - len(tensors)
     if len(tensors) == 1 and not numbers:
@@ -98,7 +113,7 @@ def elementwise(operands: Sequence[TensorLike | Number | None], dtype: torch.dty
     if not tensors:  # torch.div(7, 2) and the like: numbers alone give a 0-d tensor
         return TensorSpec((), (), dtype, torch.device("cpu"))
     device = common_device(tensors)
-    layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
+    layouts = tuple(as_cast(t, computed) for t in tensors)
     shape = layouts[0][0]
     for other, _ in layouts[1:]:
         shape = broadcast(shape, other)

@@ -14,7 +14,7 @@ from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, dense_like, iterator_strides
-from primtorch.operators.build import as_dense, contiguous, elementwise, strided, view
+from primtorch.operators.build import as_cast, as_dense, contiguous, elementwise, strided, view
 from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
 from primtorch.prims import Prim
 from primtorch.prims.record import Pointwise
@@ -62,6 +62,11 @@ def unary_formula(rule: DtypeRule) -> Formula:
     return formula
 
 
+def _computed_in(common: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """What an iterator casts its operands to: quotients of integers and the like are computed in a float's dtype."""
+    return common if common.is_floating_point or common.is_complex or result is torch.bool else result
+
+
 def binary_formula(rule: DtypeRule) -> Formula:
     """Formulas of two operands that are broadcast and promoted; `rule` gives the result's dtype by the common one."""
 
@@ -73,11 +78,12 @@ def binary_formula(rule: DtypeRule) -> Formula:
                     dtype = result_type((a, b))
                 shape, strides, device = tuple(a.shape), a.stride(), a.device
                 if device == b.device:
-                    other, layout = tuple(b.shape), (shape, strides)
-                    shape = broadcast(shape, other)
-                    return TensorSpec(
-                        shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device
-                    )
+                    found, layouts = rule(dtype), ((shape, strides), (tuple(b.shape), b.stride()))
+                    computed = _computed_in(dtype, found)
+                    if not a.dtype is b.dtype is computed:
+                        layouts = as_cast(a, computed), as_cast(b, computed)
+                    shape = broadcast(shape, layouts[1][0])
+                    return TensorSpec(shape, iterator_strides(shape, layouts), found, device)
                 return elementwise((a, b), rule(dtype))
             return elementwise((a, b), rule(promote_number(a.dtype, b)))
         assert isinstance(b, TENSORS)
@@ -397,7 +403,9 @@ OP.formula("div.Tensor|Scalar true_divide.Tensor")(binary_formula(float_of))
 @OP.formula("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(a: TensorLike | Number, b: TensorLike | Number, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
-    return elementwise((a, b), float_of(dtype) if rounding_mode is None else dtype)
+    if rounding_mode is None:
+        dtype = float_of(dtype)
+    return elementwise((a, b), dtype, dtype)
 
 
 @OP.rule("div.Tensor|Scalar|Tensor_mode|Scalar_mode")
@@ -572,7 +580,8 @@ def _tensors(*operands: TensorLike | Number | None) -> list[TensorLike]:
 def _clamp(x: TensorLike, min: TensorLike | Number | None = None, max: TensorLike | Number | None = None) -> TensorSpec:
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    return elementwise(_tensors(x, min, max), result_type((x, min, max)))
+    dtype = result_type((x, min, max))
+    return elementwise(_tensors(x, min, max), dtype, dtype)
 
 
 @OP.refuses("clamp", "clamp_min", "clamp_max")
@@ -594,7 +603,8 @@ def _lower_clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand 
 
 @OP.formula("clamp_min", "clamp_max", "clamp_min.Tensor", "clamp_max.Tensor")
 def _clamp_one(x: TensorLike, limit: TensorLike | Number) -> TensorSpec:
-    return elementwise(_tensors(x, limit), result_type((x, limit)))
+    dtype = result_type((x, limit))
+    return elementwise(_tensors(x, limit), dtype, dtype)
 
 
 @OP.rule("clamp_min", "clamp_min.Tensor")

@@ -182,7 +182,7 @@ def _ldexp(x: TensorLike, exponent: TensorLike) -> TensorSpec:
         power = contiguous(exponent, exponent.shape)
     else:
         power = elementwise((2, exponent), exponent.dtype)
-    return elementwise((x, power), dtype)
+    return elementwise((x, power), dtype, dtype)
 
 
 LEAST_EXPONENT = {torch.float32: 126, torch.float64: 1022}
