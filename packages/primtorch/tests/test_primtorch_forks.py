@@ -185,6 +185,27 @@ def test_a_forked_process_that_ends_as_any_other_leaves_the_folder(tmp_path: Pat
     assert not Path(done.stdout.strip()).exists()
 
 
+def test_a_pipe_that_is_being_closed_is_not_held_open() -> None:
+    """A thread has let go of its file, and the system has not closed it yet: the forked process has it open."""
+    with forks.process(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        assert cat.stdin is not None
+        being_closed = os.dup(cat.stdin.fileno())
+        number = cat.stdin.fileno()
+        cat.stdin.close()
+        os.dup2(being_closed, number)  # as it is in between
+        os.close(being_closed)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.close(number)
+        try:
+            assert cat.wait(20) == 0
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
 def test_pipes_to_other_processes_are_held_open_by_one_process() -> None:
     """Many forks beside threads that start processes and talk to them: each is read to its end."""
     stop, wrong = threading.Event(), []

@@ -17,11 +17,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+_File: TypeAlias = tuple[int, int]  # what tells an open file from others: its device and its number there
+_Pipe: TypeAlias = tuple[int, _File | None]  # a descriptor, and what it was opened for
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _STARTING = threading.Lock()
-_STARTED: weakref.WeakSet[subprocess.Popen[bytes] | subprocess.Popen[str]] = weakref.WeakSet()
+_STARTED: weakref.WeakKeyDictionary[subprocess.Popen[Any], tuple[_Pipe, ...]] = weakref.WeakKeyDictionary()
 _TOLD: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
@@ -50,25 +53,37 @@ def process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     that process. While it starts, no thread forks. Raises OSError."""
     with _STARTING:
         started = subprocess.Popen(command, **options)
-        _STARTED.add(started)
+        opened = [pipe.fileno() for pipe in (started.stdin, started.stdout, started.stderr) if pipe is not None]
+        _STARTED[started] = tuple((descriptor, _file_of(descriptor)) for descriptor in opened)
         return started
 
 
-def _leave(started: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """Another process's: its pipes lead nowhere (what is in a buffer of them, too), and nobody waits for it here."""
+def _file_of(descriptor: int) -> _File | None:
+    """What a descriptor stands for; None where it is closed."""
+    with suppress(OSError):
+        found = os.fstat(descriptor)
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _leave(started: subprocess.Popen[Any], pipes: Sequence[_Pipe]) -> None:
+    """Another process's: its pipes lead nowhere (what is in a buffer of them, too), and nobody waits for it here.
+
+    Descriptors say what is open, not Python's files: a thread that closes one has let go of it there before the system
+    closes it, and a process that is forked in between has it open.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for pipe in (started.stdin, started.stdout, started.stderr):
-        with suppress(ValueError):  # it is closed, or is about to be
-            if pipe is not None:
-                os.dup2(nowhere, pipe.fileno(), inheritable=False)
+    for descriptor, file in pipes:
+        if file is not None and _file_of(descriptor) == file:  # and nothing else, opened since
+            os.dup2(nowhere, descriptor, inheritable=False)
     os.close(nowhere)
     started.returncode = 0 if started.returncode is None else started.returncode
 
 
 def _forked() -> None:
     _STARTING.release()
-    for started in list(_STARTED):
-        _leave(started)
+    for started, pipes in list(_STARTED.items()):
+        _leave(started, pipes)
     _STARTED.clear()
     for held in list(_LOCKS):
         if not getattr(held, "_is_owned", bool)():
