@@ -131,7 +131,7 @@ def test_each_state_is_restored_where_a_signal_interrupts_it(state: ambient.Ambi
 
     def leave() -> bool:
         """Sets the state in a block, and leaves the block."""
-        block = ambient.preserved.__wrapped__()  # type: ignore[attr-defined]
+        block = ambient.preserving()
         next(block)
         try:
             state.write(other)  # type: ignore[misc]
@@ -144,6 +144,23 @@ def test_each_state_is_restored_where_a_signal_interrupts_it(state: ambient.Ambi
     while leave():
         number += 1
         assert not ambient.changed(before), f"the handler of a signal raised at call {number}"
+
+
+def test_a_block_that_a_signal_interrupts_before_its_body_writes_nothing_later() -> None:
+    """The error keeps what it went through alive; what was read for the block is old when the error is freed."""
+    before, entered, number = ambient.snapshot(), False, 0
+
+    def enter() -> None:
+        nonlocal entered
+        with torch._C.DisableTorchFunctionSubclass(), ambient.preserved():
+            entered = True
+            sys.setprofile(None)
+
+    while not entered:
+        number += 1
+        _struck_at(number, enter)
+        assert not ambient.changed(before), f"the handler of a signal raised at call {number}"
+    assert number > 10
 
 
 def _other_value(state: ambient.Ambient) -> Any:

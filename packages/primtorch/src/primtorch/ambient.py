@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -344,10 +344,26 @@ def noting() -> Iterator[None]:
         note(state for state, then in pairs if state.shared and not state.same(then, state.read()))
 
 
-@contextmanager
-def preserved() -> Iterator[None]:
+class preserved:
     """A block behind which the ambient state is what it was before, however it ends; a state of the process that
     another thread has set meanwhile is what that thread has set."""
+
+    def __init__(self) -> None:
+        self._block = preserving()
+
+    def __enter__(self) -> None:
+        try:
+            next(self._block)
+        except BaseException:  # of a signal's handler: it would be ended when that error is freed, and write then
+            self._block.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._block.close()
+
+
+def preserving() -> Generator[None, None, None]:
+    """What `preserved` goes through: up to its body, and behind it."""
     before = snapshot()
     outside, _noted.values = _noted.values, {}
     try:
