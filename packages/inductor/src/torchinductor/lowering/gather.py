@@ -155,6 +155,15 @@ def _order_of_reader(node: fx.Node | None) -> Index | None:
     return None
 
 
+def _order_of_values(shape: Index, values: TensorValue) -> Index | None:
+    """A shape's strides in the order of what is added there; None where a dim that is one element wide among the values
+    is wider there: its stride says nothing."""
+    if len(values.shape) != len(shape):
+        return None
+    silent = any(is_one(added) and not is_one(size) for added, size in zip(values.shape, shape, strict=True))
+    return None if silent else order_like(shape, values)
+
+
 def _scatters(node: fx.Node) -> bool:
     return isinstance(node.target, Prim) and node.target.name in SCATTERS
 
@@ -168,8 +177,7 @@ def _scattered(
     source: Callable[[Index, Ops], Index],
 ) -> TensorValue:
     if isinstance(t.data, Lazy) and t.order is None:  # zeros, mostly
-        wanted = _order_of_reader(ctx.node)
-        t.order = order_like(t.shape, values) if wanted is None and len(values.shape) == len(t.shape) else wanted
+        t.order = _order_of_reader(ctx.node) or _order_of_values(t.shape, values)
     summed = sum_by_place(ctx, t, shape, values, source) if mode == "add" else None
     if summed is not None:
         return summed
