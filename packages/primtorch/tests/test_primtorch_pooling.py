@@ -27,7 +27,7 @@ def lowered(
 
 
 def scatters(graph: fx.GraphModule) -> bool:
-    return any(getattr(node.target, "name", "") == "index_put" for node in graph.graph.nodes)
+    return any(getattr(node.target, "name", "") in ("index_put", "scatter_add") for node in graph.graph.nodes)
 
 
 def check(rank: int, x: Tensor, window: tuple[object, ...], walked: bool = False) -> fx.GraphModule:
