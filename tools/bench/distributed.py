@@ -8,8 +8,9 @@
 Under torchrun each rank trains a case by each compiler from the same weights on the same batches. The last form starts
 torchrun for each case, compiles all cases at once, and measures them one after the other; a case that is not done in
 time is ended alone. Rows: losses against eager's, the median time of a step (the compilers take turns), the share of
-communication that other work on the device hides within the backward (from the profiler's intervals), peak memory,
-seconds until the graphs are final, stages of the backward, and whatever ran eagerly beyond what each case expects.
+communication that other work on the device hides (from the profiler's intervals; what a kernel waits for another rank
+stands by itself: it says how evenly the ranks went), peak memory, seconds until the graphs are final, stages of the
+backward, and whatever ran eagerly beyond what each case expects.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ COMPILERS = ("eager", "ours", "torch")
 WARM = 4  # steps in which graphs are made: the reducer makes its buckets behind the first
 PROFILED = 2  # steps
 Intervals = list[tuple[float, float]]
+Events = list[tuple[str, float, float]]  # name, begin and end, in microseconds
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,18 @@ def overlap(first: Intervals, second: Intervals) -> float:
     """How long both are under way."""
     first, second = union(first), union(second)
     starts = [begin for begin, _ in second]
-    total = 0.0
+    both = 0.0
     for begin, end in first:
         for other in second[max(0, bisect.bisect_right(starts, begin) - 1) :]:
             if other[0] >= end:
                 break
-            total += max(0.0, min(end, other[1]) - max(begin, other[0]))
-    return total
+            both += max(0.0, min(end, other[1]) - max(begin, other[0]))
+    return both
+
+
+def total(intervals: Intervals) -> float:
+    """Of intervals that do not meet."""
+    return sum(end - begin for begin, end in intervals)
 
 
 def is_communication(name: str) -> bool:
@@ -127,23 +134,74 @@ def is_communication(name: str) -> bool:
     return name.startswith(("ncclDevKernel", "ncclKernel"))
 
 
-def on_device(trace: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Name, begin and end in microseconds of what a profiler's trace says that the device did."""
+def on_device(trace: dict[str, Any]) -> Events:
+    """What a profiler's trace says that the device did; times count from one moment for all processes of a host."""
     done = [event for event in trace["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in done]
+    base = trace.get("baseTimeNanoseconds", 0) * 1e-3
+    return [(event["name"], base + event["ts"], base + event["ts"] + event["dur"]) for event in done]
 
 
-def hidden(events: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """Milliseconds of communication, how much of it other kernels run beside, and of all other kernels.
+def transfers(ranks: Sequence[Events]) -> list[Intervals]:
+    """When each rank's communication was under way in all of them: a kernel that comes first waits for the others'.
 
-    `events`: name, begin and end in microseconds, of what ran on the device in `PROFILED` steps.
+    Kernels of one name are the same calls in the same order on every rank.
     """
-    sent = [(begin, end) for name, begin, end in events if is_communication(name)]
-    computed = [(begin, end) for name, begin, end in events if not is_communication(name)]
-    both, total = overlap(sent, computed), sum(end - begin for begin, end in union(sent))
-    busy = sum(end - begin for begin, end in union(computed))
-    scale = 1e-3 / PROFILED
-    return {"sent_ms": total * scale, "hidden_ms": both * scale, "computed_ms": busy * scale}
+    calls: list[dict[str, Intervals]] = []
+    for events in ranks:
+        of_name: dict[str, Intervals] = {}
+        for name, begin, end in sorted(events, key=lambda event: event[1]):
+            if is_communication(name):
+                of_name.setdefault(name, []).append((begin, end))
+        calls.append(of_name)
+    found: list[Intervals] = []
+    for own in calls:
+        under_way = []
+        for name, intervals in own.items():
+            for i, (begin, end) in enumerate(intervals):
+                others = [of_name[name][i][0] for of_name in calls if len(of_name.get(name, ())) == len(intervals)]
+                under_way.append((min(max(begin, *others), end), end))
+        found.append(union(under_way))
+    return found
+
+
+def outside(first: Intervals, second: Intervals) -> Intervals:
+    """What of the first is in none of the second; both are unions."""
+    found: Intervals = []
+    for begin, end in first:
+        at = begin
+        for other_begin, other_end in second:
+            if other_end > at and other_begin < end:
+                if other_begin > at:
+                    found.append((at, other_begin))
+                at = other_end
+        if at < end:
+            found.append((at, end))
+    return found
+
+
+def hidden(ranks: Sequence[Events]) -> dict[str, Any]:
+    """What ran on the device in `PROFILED` steps, in milliseconds a step, the mean of the ranks.
+
+    Communication under way in all ranks, what of it other kernels run beside, the wait of its kernels for other ranks,
+    all other kernels; and of the first rank the longest of what nothing runs beside, as (milliseconds from its first
+    kernel, milliseconds).
+    """
+    scale = 1e-3 / PROFILED / len(ranks)
+    row = dict.fromkeys(("sent_ms", "hidden_ms", "waited_ms", "computed_ms"), 0.0)
+    alone: list[tuple[float, float]] = []
+    for events, sent in zip(ranks, transfers(ranks), strict=True):
+        computed = union([(begin, end) for name, begin, end in events if not is_communication(name)])
+        kernels = union([(begin, end) for name, begin, end in events if is_communication(name)])
+        row["sent_ms"] += total(sent) * scale
+        row["hidden_ms"] += overlap(sent, computed) * scale
+        row["waited_ms"] += (total(kernels) - total(sent)) * scale
+        row["computed_ms"] += total(computed) * scale
+        if not alone:
+            start = min((event[1] for event in events), default=0.0)
+            pieces = sorted(outside(sent, computed), key=lambda piece: piece[0] - piece[1])[:12]
+            alone = sorted(((begin - start) * 1e-3, (end - begin) * 1e-3) for begin, end in pieces)
+    row["exposed_ms"] = row["sent_ms"] - row["hidden_ms"]
+    return {**row, "alone": [[round(at, 2), round(ms, 3)] for at, ms in alone]}
 
 
 # -- a rank ------------------------------------------------------------------------------------
@@ -332,7 +390,7 @@ class Bench:
             self.synchronize()
             row["peak_mb"] = (torch.cuda.max_memory_allocated() - before + row["held"]) / 2**20
 
-    def _profiled(self, candidate: Candidate) -> dict[str, float]:
+    def _profiled(self, candidate: Candidate) -> dict[str, Any]:
         from torch.profiler import ProfilerActivity, profile
 
         if not self.cuda:
@@ -344,7 +402,10 @@ class Bench:
             self.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             profiled.export_chrome_trace(f"{folder}/trace.json")
-            return hidden(on_device(json.loads(Path(f"{folder}/trace.json").read_text())))
+            events = on_device(json.loads(Path(f"{folder}/trace.json").read_text()))
+        ranks: list[Any] = [None] * self.world
+        self.dist.all_gather_object(ranks, events)
+        return hidden(ranks)
 
     def _link(self) -> dict[int, float]:
         """Milliseconds of an all-reduce by its bytes, with nothing beside it."""
@@ -471,23 +532,24 @@ def _wait(done: Callable[[], bool], end: float) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     head = (
-        "| case | compiler | ms a step | eager's / it | loss off eager's | communication ms | hidden | compute ms "
-        "| peak MiB | first step s | four steps s | graphs, stages, surprises |"
+        "| case | compiler | ms a step | eager's / it | loss off eager's | communication ms | hidden | exposed ms "
+        "| waits ms | compute ms | peak MiB | first step s | four steps s | graphs, stages, surprises |"
     )
-    lines = [head, "|---" * 12 + "|"]
+    lines = [head, "|---" * 14 + "|"]
     for row in rows:
         if "failed" in row:
             last = row["failed"].strip().splitlines()[-1:] or ["no output"]
-            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 10)
+            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 12)
             continue
         told = f"{row['graphs']}, {row['stages']}, {len(row['surprises'])}" if "graphs" in row else "-"
         share = f"{row['hidden_ms'] / row['sent_ms']:.0%}" if row.get("sent_ms") else "-"
-        sent, computed = (f"{row[name]:.2f}" if name in row else "-" for name in ("sent_ms", "computed_ms"))
+        names = ("sent_ms", "exposed_ms", "waited_ms", "computed_ms")
+        sent, exposed, waited, computed = (f"{row[name]:.2f}" if name in row else "-" for name in names)
         peak = f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-"
         lines.append(
             f"| {row['case']} | {row['compiler']} | {row['ms']:.2f} | {row.get('ratio', 1):.2f} "
             f"| {row.get('off', 0):.1e} "
-            f"| {sent} | {share} | {computed} | {peak} | {row['first_s']:.1f} "
+            f"| {sent} | {share} | {exposed} | {waited} | {computed} | {peak} | {row['first_s']:.1f} "
             f"| {row['warm_s']:.1f} | {told} |"
         )
     return "\n".join(lines)
