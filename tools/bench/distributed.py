@@ -225,6 +225,7 @@ class Bench:
         timeout = datetime.timedelta(seconds=150)
         where = {"device_id": self.device} if self.cuda else {}
         dist.init_process_group("nccl" if self.cuda else "gloo", timeout=timeout, **where)
+        self.on_hosts = dist.new_group(backend="gloo", timeout=timeout)
         self.batches = self._batches()
         self.candidates = [self._candidate(compiler) for compiler in compilers]
 
@@ -391,18 +392,27 @@ class Bench:
             row["peak_mb"] = (torch.cuda.max_memory_allocated() - before + row["held"]) / 2**20
 
     def _profiled(self, candidate: Candidate) -> dict[str, Any]:
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile, schedule
 
         if not self.cuda:
             return {}
-        self.dist.barrier()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        events: Events = []
+
+        def read(profiled: Any) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                profiled.export_chrome_trace(f"{folder}/trace.json")
+                events.extend(on_device(json.loads(Path(f"{folder}/trace.json").read_text())))
+
+        turns = schedule(wait=0, warmup=1, active=1, repeat=1)
+        with profile(activities=[ProfilerActivity.CUDA], schedule=turns, on_trace_ready=read) as profiled:
+            self.step(candidate, 0)  # the profiler begins, which takes each rank another time
+            self.synchronize()
+            profiled.step()
+            self.dist.barrier(self.on_hosts)
             for number in range(PROFILED):
                 self.step(candidate, number)
             self.synchronize()
-        with tempfile.TemporaryDirectory() as folder:
-            profiled.export_chrome_trace(f"{folder}/trace.json")
-            events = on_device(json.loads(Path(f"{folder}/trace.json").read_text()))
+            profiled.step()
         ranks: list[Any] = [None] * self.world
         self.dist.all_gather_object(ranks, events)
         return hidden(ranks)
