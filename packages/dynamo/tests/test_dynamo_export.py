@@ -240,7 +240,8 @@ cases = torch.load(sys.argv[1] + "/cases", weights_only=False)
 for args, wanted in cases:
     found = exported(*args)
     for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, (a, b)
+        # Equal but for the last bits: how a kernel goes through a tensor depends on where its memory lies.
+        assert torch.allclose(a, b, 1e-12, 1e-12) if isinstance(a, torch.Tensor) else a == b, (a, b)
 try:
     exported(torch.randn(3))
 except ValueError as error:
@@ -252,18 +253,18 @@ else:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_fresh_process_reads_what_was_written(form: str, tmp_path: Path) -> None:
-    model = network().eval()
+    model = network().double().eval()
 
     def program(batch: Batch) -> Any:
         with torch.no_grad():
             shift = batch.values.mean()
         out = model(batch.values).softmax(-1) * batch.scale + shift
-        return {"out": out.to(torch.float64)[:, 1:], "rows": batch.values.shape[0] + 1, "b": Batch(out, 1, out)}
+        return {"out": out.to(torch.float32)[:, 1:], "rows": batch.values.shape[0] + 1, "b": Batch(out, 1, out)}
 
     export = torchdynamo.export(program, dynamic_shapes={"batch": {"values": {0: Dim("rows", 2, 9)}}}, **FORMS[form])
-    exported = export(Batch(torch.randn(4, 3, 2), 3))
+    exported = export(Batch(torch.randn(4, 3, 2).double(), 3))
     torchdynamo.save(exported, tmp_path / "graph")
-    cases = [((given,), exported(given)) for rows in (2, 5) for given in [Batch(torch.randn(rows, 3, 2), 3)]]
+    cases = [((given,), exported(given)) for rows in (2, 5) for given in [Batch(torch.randn(rows, 3, 2).double(), 3)]]
     torch.save(cases, tmp_path / "cases")
     command = [sys.executable, "-c", READER, tmp_path, __name__, Path(__file__).parents[3], Path(__file__).parent]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
