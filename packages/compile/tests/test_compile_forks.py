@@ -65,10 +65,10 @@ from torchinductor.codegen.base import Building, generated
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.source import planned_operations
 
-compiler, begun = TritonCompiler(90, workers=1), []
+compiler, begun, asked = TritonCompiler(90, workers=1), [], []
 
 def pause(signal):
-    os.kill(compiler._server._process.pid, signal)
+    os.kill(compiler._server.process.pid, signal)
 
 class Apart(CppBackend):
     builds_apart = True
@@ -79,7 +79,8 @@ class Apart(CppBackend):
             pause(signal.SIGSTOP)  # what the backward needs is under way until the forks have ended
         by = float(len(begun))
         gm = primtorch.lower(primtorch.trace(lambda x: torch.exp(x * by), torch.empty(64)))
-        compiling = compiler.begin([generated(o, InductorOptions()).meta for o in planned_operations(gm, "cuda")])
+        asked.append([generated(o, InductorOptions()).meta for o in planned_operations(gm, "cuda")])
+        compiling = compiler.begin(asked[-1])
         begun.append(compiling)
 
         def finish():
@@ -91,7 +92,7 @@ class Apart(CppBackend):
 register_codegen("cpu", Apart())
 loss = compiled(x).square().sum()
 assert len(begun) == 2, "the backward is begun with the forward"
-assert not any(reply.done() for reply in begun[1].replies.values())
+assert begun[1].apart and all(compiler.files(source) is None for source in asked[1])
 parameters = list(model.parameters())
 children = [fork(lambda: right(torch.autograd.grad(loss, parameters))) for _ in range(2)]
 children.append(fork(lambda: right(gradients(compiled))))

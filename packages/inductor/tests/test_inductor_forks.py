@@ -4,6 +4,7 @@ own, and keep nothing of the other process's open."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -82,7 +83,7 @@ def test_what_was_begun_is_compiled_in_either_process(tmp_path: Path, cached: bo
 def test_a_forked_process_keeps_no_compiling_process_alive() -> None:
     compiler = TritonCompiler(90, workers=1)
     compiler.compile(sources(5)[:1])
-    server = compiler._server._process
+    server = compiler._server.process
     assert server is not None
 
     def meanwhile() -> None:
@@ -92,7 +93,7 @@ def test_a_forked_process_keeps_no_compiling_process_alive() -> None:
 
     def child() -> bool:
         time.sleep(2)
-        return compiler._server._process is None and len(compiler.compile(sources(6)[:1])) == 1
+        return compiler._server.process is None and len(compiler.compile(sources(6)[:1])) == 1
 
     assert of_child(child, meanwhile)
 
@@ -109,7 +110,7 @@ def test_a_compiling_process_ends_with_the_one_that_asks_it_though_its_children_
         "    os.close(1)\n"
         "    time.sleep(30)\n"
         "    os._exit(0)\n"
-        "print(compiler._server._process.pid, flush=True)\n"
+        "print(compiler._server.process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
@@ -119,6 +120,34 @@ def test_a_compiling_process_ends_with_the_one_that_asks_it_though_its_children_
     while Path(f"/proc/{server}").exists() and " Z " not in Path(f"/proc/{server}/stat").read_text():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_requests_need_nothing_more_of_the_process_that_asked(tmp_path: Path) -> None:
+    """A thread that computes in Python lets others run 200 times a second: none may have to, for a kernel to be
+    compiled. Here all of them are stopped."""
+    program, folder = tmp_path / "program.py", tmp_path / "cache"
+    program.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from test_inductor_forks import sources\n"
+        "from torchinductor.codegen.triton.compiler import TritonCompiler\n"
+        "compiler = TritonCompiler(90, Path(sys.argv[1]), workers=1)\n"
+        "begun = compiler.begin([*sources(8), *sources(9)])\n"
+        "time.sleep(0.5)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "assert [binary.hit for binary in begun.finish()] == [False] * 4\n"
+        "compiler.close()\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    stopped = subprocess.Popen([sys.executable, str(program), str(folder)], env={**os.environ, "PYTHONPATH": path})
+    try:
+        end = time.monotonic() + SECONDS
+        while len(list(folder.glob("*.json"))) < 4:
+            assert time.monotonic() < end and stopped.poll() is None
+            time.sleep(0.05)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(SECONDS) == 0
 
 
 def test_a_turn_of_another_thread_is_the_other_processs(tmp_path: Path) -> None:

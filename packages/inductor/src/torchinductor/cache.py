@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -102,26 +102,36 @@ _TURNS = _Turns()
 def turn(path: Path, seconds: float = MOST_WAITING) -> Iterator[None]:
     """A block in which no other process makes a file: those that want it wait and find it then. The turn of a process
     that dies is over; one that takes longer than `seconds` is not waited for."""
+    end = time.monotonic() + seconds
+    while (over := turn_at_once(path)) is None:
+        if time.monotonic() > end:
+            _log.warning("another process takes more than %.0f s to make %s: it is made here, too", seconds, path)
+            over = lambda: None
+            break
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        over()
+
+
+def turn_at_once(path: Path) -> Callable[[], None] | None:
+    """The turn at making a file, where no other process or thread has it: what ends it. None where one has."""
     beside = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _TURNS.begin(beside)
     except OSError:  # no room, say: who writes the file finds out, and tells
-        yield
-        return
-    try:
-        end = time.monotonic() + seconds
-        while not _taken(descriptor):
-            if time.monotonic() > end:
-                _log.warning("another process takes more than %.0f s to make %s: it is made here, too", seconds, path)
-                break
-            time.sleep(0.01)
-        try:
-            yield
-        finally:
-            beside.unlink(missing_ok=True)
-    finally:
+        return lambda: None
+    if not _taken(descriptor):
         _TURNS.end(descriptor)
+        return None
+
+    def over() -> None:
+        beside.unlink(missing_ok=True)
+        _TURNS.end(descriptor)
+
+    return over
 
 
 def _taken(descriptor: int) -> bool:

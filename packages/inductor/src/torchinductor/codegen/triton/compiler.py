@@ -12,21 +12,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, TypedDict
 
 from primtorch import forks
-from torchinductor.cache import DiskCache, turn
+from torchinductor.cache import DiskCache, turn, turn_at_once
 from torchinductor.errors import BuildFailed
 from torchinductor.schemas import Binaries
 
 from .writer import TritonSource
 
 WORKER = Path(__file__).with_name("worker.py")
+Reply = dict[str, str]
 
 
 class Record(TypedDict):
@@ -56,26 +58,26 @@ class Compiling:
 
     Attributes:
         found: what was in a cache.
-        replies: the others, by their places.
+        lacking: the others by their places: each waits for its binary.
         anew: compiles all of them, for a forked process, where nobody waits for the replies.
         process: which is waiting for them.
     """
 
     found: Sequence[Binary | None]
-    replies: Mapping[int, Future[Binary]]
+    lacking: Mapping[int, Callable[[], Binary]]
     anew: Callable[[], list[Binary]]
     process: int = field(default_factory=os.getpid)
 
     @property
     def apart(self) -> bool:
         """Whether the compiling process is at work."""
-        return bool(self.replies)
+        return bool(self.lacking)
 
     def finish(self) -> list[Binary]:
         """Waits for the binaries, in the sources' order. Raises BuildFailed."""
-        if self.replies and self.process != os.getpid():
+        if self.lacking and self.process != os.getpid():
             return self.anew()
-        return [self.replies[place].result() if binary is None else binary for place, binary in enumerate(self.found)]
+        return [self.lacking[place]() if binary is None else binary for place, binary in enumerate(self.found)]
 
 
 @functools.cache  # each kernel's key has it, and to look it up takes a millisecond
@@ -87,6 +89,75 @@ def triton_version() -> str:
         return ""
 
 
+class _Worker:
+    """A compiling process and two threads: one hands it the requests, the other their replies to those who wait.
+
+    The thread that compiles has the interpreter to itself nearly all the time, so that a request must not need it once
+    more before it is under way: the process keeps the order of what it was asked for, and how much is done at a time.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self.waiting: dict[int, Future[Reply]] = {}
+        self._lock = forks.lock()
+        self._ended = False
+        for run in (self._hand_over, self._listen):
+            threading.Thread(target=run, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return not self._ended and self.process.poll() is None
+
+    def ask(self, requests: Mapping[int, Mapping[str, object]]) -> dict[int, Future[Reply]]:
+        """The replies to requests by their numbers; an "error" entry where the kernel did not compile."""
+        replies: dict[int, Future[Reply]] = {number: Future() for number in requests}
+        lines = [json.dumps({"id": number, **request}) + "\n" for number, request in requests.items()]
+        with self._lock:
+            if not self._ended:
+                self.waiting.update(replies)
+                self.requests.put("".join(lines).encode())
+                return replies
+        for reply in replies.values():
+            reply.set_result(self._over())
+        return replies
+
+    def close(self) -> None:
+        """Ends the process, once it has compiled what it was asked for."""
+        self.requests.put(None)
+        self.process.wait()
+
+    def _over(self) -> Reply:
+        return {"error": f"the compiling process ended with status {self.process.wait()}"}
+
+    def _hand_over(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(OSError, ValueError), self.process.stdin as pipe:  # it has ended, which the other thread tells
+            while (text := self.requests.get()) is not None:
+                _send(pipe, text)
+            _send(pipe, b"\n")
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in _lines(self.process.stdout):
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:  # a reply that was cut to the pipe's length
+                number = re.search(rb'"id": (\d+)', line)
+                found = {"id": int(number.group(1)) if number else -1, "error": line.decode(errors="replace")}
+            reply = self.waiting.pop(found.pop("id"), None)
+            if reply is not None:
+                reply.set_result(found)
+        over = self._over()
+        with self._lock:
+            self._ended = True
+            lost = list(self.waiting.values())
+        for reply in lost:
+            reply.set_result(over)
+        self.requests.put(None)
+
+
 class Server:
     """The compiling process. One that died is replaced at the next request, and a forked process has one of its own."""
 
@@ -94,26 +165,29 @@ class Server:
         self._arch = arch
         self._scratch = scratch
         self._parallel = parallel
-        self._slots = threading.BoundedSemaphore(parallel)
         self._lock = forks.lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[int, Future[dict[str, str]]] = {}
+        self._worker: _Worker | None = None
         self._count = 0
         forks.in_child(self._forked)
 
     def _forked(self) -> None:
         """The compiling process is another's, and those who wait for it are not here."""
-        self._process, self._slots, self._waiting = None, threading.BoundedSemaphore(self._parallel), {}
+        self._worker = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process that was started last."""
+        return self._worker.process if self._worker is not None else None
 
     def start(self) -> None:
         """Starts the process, which takes about a second to be ready; does not wait for it."""
         with self._lock:
             self._started()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = forks.process(
-                [sys.executable, str(WORKER), str(self._arch)],
+    def _started(self) -> _Worker:
+        if self._worker is None or not self._worker.alive:
+            process = forks.process(
+                [sys.executable, str(WORKER), str(self._arch), str(self._parallel)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -124,54 +198,21 @@ class Server:
                     "TRITON_INTERPRET": "0",
                 },
             )
-            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        return self._process
+            self._worker = _Worker(process)
+        return self._worker
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Hands replies to those who wait for them, until the process ends."""
-        assert process.stdout is not None
-        mine: set[int] = set()
-        for line in _lines(process.stdout):
-            try:
-                found = json.loads(line)
-            except json.JSONDecodeError:  # a reply that was cut to the pipe's length
-                number = re.search(rb'"id": (\d+)', line)
-                found = {"id": int(number.group(1)) if number else -1, "error": line.decode(errors="replace")}
-            with self._lock:
-                waiting = self._waiting.pop(found.pop("id"), None)
-            if waiting is not None:
-                waiting.set_result(found)
-        status = process.wait()
+    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Future[Reply]]:
+        """The replies; an "error" entry where the kernel did not compile. They are served in this order."""
         with self._lock:
-            if self._process is process:
-                mine = set(self._waiting)
-            lost = [self._waiting.pop(number) for number in mine]
-        for waiting in lost:
-            waiting.set_result({"error": f"the compiling process ended with status {status}"})
-
-    def compile(self, request: Mapping[str, object]) -> dict[str, str]:
-        """The reply; an "error" entry when the kernel did not compile."""
-        with self._slots:
-            reply: Future[dict[str, str]] = Future()
-            with self._lock:
-                process = self._started()
-                self._count += 1
-                self._waiting[self._count] = reply
-                line = json.dumps({"id": self._count, **request}) + "\n"
-                try:
-                    _send(process, line)
-                except BrokenPipeError:
-                    self._waiting.pop(self._count)
-                    return {"error": f"the compiling process ended with status {process.wait()}"}
-            return reply.result()
+            numbers = range(self._count, self._count + len(requests))
+            self._count = numbers.stop
+            replies = self._started().ask(dict(zip(numbers, requests, strict=True)))
+        return list(replies.values())
 
     def close(self) -> None:
         """Ends the process, once it has compiled what it was asked for."""
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError, ValueError):  # it has ended
-                _send(self._process, "\n")
-            self._process.stdin.close()
-            self._process.wait()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
@@ -181,12 +222,18 @@ def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
-def _send(process: subprocess.Popen[bytes], line: str) -> None:
-    """Raises BrokenPipeError."""
-    assert process.stdin is not None
-    rest = memoryview(line.encode())
+def _send(pipe: IO[bytes], text: bytes) -> None:
+    rest = memoryview(text)
     while rest:
-        rest = rest[process.stdin.write(rest) :]
+        rest = rest[pipe.write(rest) :]
+
+
+def _same(binary: Binary) -> Binary:
+    return binary
+
+
+def _ended(over: Callable[[], None], reply: Future[Reply]) -> None:
+    over()
 
 
 class TritonCompiler:
@@ -228,37 +275,43 @@ class TritonCompiler:
 
     def begin(self, sources: Sequence[TritonSource], brought: Binaries | None = None) -> Compiling:
         """Begins what `compile` does: what is in no cache is compiled from now on, the longest text first."""
-        found = [self._read(self.key(source), brought) for source in sources]
-        lacking = [place for place, binary in enumerate(found) if binary is None]
-        anew = functools.partial(self.compile, sources, brought)
-        if not lacking:
-            return Compiling(found, {}, anew)
-        pool = ThreadPoolExecutor(max_workers=min(len(lacking), self._parallel))
-        lacking.sort(key=lambda place: -len(sources[place].text))
-        replies = {place: pool.submit(self._one, sources[place]) for place in lacking}
-        pool.shutdown(wait=False)
-        return Compiling(found, replies, anew)
+        keys = [self.key(source) for source in sources]
+        found = [self._read(key, brought) for key in keys]
+        missing = {key: source for key, source, binary in zip(keys, sources, found, strict=True) if binary is None}
+        waits = self._begun(dict(sorted(missing.items(), key=lambda item: -len(item[1].text))))
+        lacking = {place: waits[key] for place, key in enumerate(keys) if found[place] is None}
+        return Compiling(found, lacking, functools.partial(self.compile, sources, brought))
 
-    def files(self, source: TritonSource, brought: Binaries | None = None) -> dict[str, Path] | None:
-        """The files of a source that was compiled before, by name."""
-        key = self.key(source)
-        for files in self._places(key, brought):
-            if all(path.exists() for path in files.values()):
-                return files
-        return None
+    def _begun(self, sources: Mapping[str, TritonSource]) -> dict[str, Callable[[], Binary]]:
+        """Asks for sources by their keys; what waits for each binary. Ranks of one machine ask for the same kernels at
+        the same time: what another process has begun is waited for, and compiled here where that made nothing of it."""
+        waits: dict[str, Callable[[], Binary]] = {}
+        turns = {key: turn_at_once(self.folder / f"{key}.json") for key in sources}
+        for key, over in turns.items():
+            if over is None:
+                waits[key] = functools.partial(self._waited, key, sources[key])
+            elif (binary := self._read(key)) is not None:  # made since it was looked for
+                over()
+                waits[key] = functools.partial(_same, binary)
+        asked = [key for key in sources if key not in waits]
+        replies = self._server.ask([self._request(key, sources[key]) for key in asked]) if asked else []
+        for key, reply in zip(asked, replies, strict=True):
+            over = turns[key]
+            assert over is not None
+            reply.add_done_callback(functools.partial(_ended, over))
+            waits[key] = functools.partial(self._built, key, sources[key], reply)
+        return waits
 
-    def _one(self, source: TritonSource) -> Binary:
-        key = self.key(source)
-        with turn(self.folder / f"{key}.json"):  # ranks of one machine ask for the same kernels at the same time
-            return self._read(key) or self._compiled(source, key)
+    def _waited(self, key: str, source: TritonSource) -> Binary:
+        """What another process, or another thread, was compiling."""
+        with turn(self.folder / f"{key}.json"):
+            found = self._read(key)
+            return found or self._built(key, source, self._server.ask([self._request(key, source)])[0])
 
-    def _compiled(self, source: TritonSource, key: str) -> Binary:
-        file = self.folder / f"{key}.py"
-        fresh = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-        fresh.write_text(source.text)
-        fresh.replace(file)
-        request = {
-            "source": str(file),
+    def _request(self, key: str, source: TritonSource) -> dict[str, object]:
+        return {
+            "source": str(self.folder / f"{key}.py"),
+            "text": source.text,
             "name": source.name,
             "signature": source.signature,
             "divisors": source.divisors,
@@ -268,15 +321,24 @@ class TritonCompiler:
             "asserts": "tl.device_assert" in source.text,
             "target": str(self.folder / key),
         }
-        reply = self._server.compile(request)
-        if "error" in reply:
-            raise BuildFailed(
-                f"Triton could not compile {file}: {reply['error']}\n{reply.get('trace', '')}{source.text}"
-            )
+
+    def _built(self, key: str, source: TritonSource, reply: Future[Reply]) -> Binary:
+        said = reply.result()
+        if "error" in said:
+            file = self.folder / f"{key}.py"
+            raise BuildFailed(f"Triton could not compile {file}: {said['error']}\n{said.get('trace', '')}{source.text}")
         built = self._read(key)
         if built is None:
             raise BuildFailed(f"the compiled kernel {self.folder / key}.cubin disappeared")
         return Binary(key, built.code, built.record, hit=False)
+
+    def files(self, source: TritonSource, brought: Binaries | None = None) -> dict[str, Path] | None:
+        """The files of a source that was compiled before, by name."""
+        key = self.key(source)
+        for files in self._places(key, brought):
+            if all(path.exists() for path in files.values()):
+                return files
+        return None
 
     def _places(self, key: str, brought: Binaries | None) -> Iterator[dict[str, Path]]:
         """Where the record and the binary of a key may lie."""

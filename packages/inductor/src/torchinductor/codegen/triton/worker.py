@@ -1,17 +1,20 @@
 """Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
-Started by path with a plain interpreter, so it imports triton and nothing else. Each request is served by a fork, which
-finds triton imported and warm. A request has `id` (of the reply too), `source` (a file), `name`, `signature`
-([[parameter, type], ...], pointers first), `divisors` ([[position, number], ...]: what integers are multiples of),
-`warps`, `stages`, `arch` and `target` (path of the result without suffix). The binary goes to `target`.cubin, then what
-launching needs to `target`.json; both appear by atomic rename."""
+Started by path with a plain interpreter, so it imports triton and nothing else; its arguments are the architecture and
+how many requests are served at a time. Each is served by a fork, which finds triton imported and warm. A request has
+`id` (of the reply too), `source` (a file) and `text` (what is in it), `name`, `signature` ([[parameter, type], ...],
+pointers first), `divisors` ([[position, number], ...]: what integers are multiples of), `warps`, `stages`, `arch` and
+`target` (path of the result without suffix). The binary goes to `target`.cubin, then what launching needs to
+`target`.json; all files appear by atomic rename."""
 
+import collections
 import gc
 import importlib.util
 import json
 import os
 import re
 import select
+import signal
 import sys
 import tempfile
 import traceback
@@ -28,6 +31,7 @@ class Request(TypedDict):
     """What a line on stdin asks for, beside its `id`: see above."""
 
     source: str
+    text: str
     name: str
     signature: Sequence[tuple[str, str]]
     divisors: Sequence[tuple[int, int]]
@@ -40,6 +44,7 @@ class Request(TypedDict):
 
 def compile_source(request: Request) -> None:
     """Writes the binary and the record of a request. Raises whatever the compiler does."""
+    write(request["source"], request["text"].encode())
     spec = importlib.util.spec_from_file_location("generated_kernel", request["source"])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -90,12 +95,11 @@ def warm(p0):
 def warm(arch: int) -> None:
     """Compiles a kernel, so that forks find the compiler's own start-up done."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "warm.py"
-        source.write_text(WARM)
         target = str(Path(folder) / "warm")
         compile_source(
             {
-                "source": str(source),
+                "source": str(Path(folder) / "warm.py"),
+                "text": WARM,
                 "name": "warm",
                 "signature": [("p0", "*fp32")],
                 "divisors": [],
@@ -130,6 +134,8 @@ def fork(number: int, request: Request, pipe: int) -> int:
         return process
     status = 1
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         reply(pipe, number, serve(request))
         status = 0
     finally:
@@ -147,31 +153,45 @@ def reap(running: dict[int, int], pipe: int) -> None:
             reply(pipe, number, {"error": f"the compiling process ended with status {status}"})
 
 
+def told_of_ends() -> int:
+    """A pipe that can be read from when a process has ended."""
+    ended, tell = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(tell, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    return ended
+
+
 def main() -> None:
-    """Serves requests until an empty line, or the end of stdin, which processes that were forked may hold open too."""
+    """Serves requests until an empty line and what came before it, or until the end of stdin, which processes that were
+    forked may hold open too."""
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     warm(int(sys.argv[1]))
     gc.collect()
     gc.freeze()
     gc.disable()  # a fork ends with its kernel: to look through what the compiler made would take a tenth of its time
+    parallel, ended = int(sys.argv[2]), told_of_ends()
     running: dict[int, int] = {}  # process -> request
-    text = b""
-    while True:
-        ready, _, _ = select.select([0], [], [], 0.02 if running else None)
-        reap(running, pipe)
-        if not ready:
-            continue
-        piece = os.read(0, 1 << 16)
-        if not piece:
-            return
-        *lines, text = (text + piece).split(b"\n")
-        for line in lines:
-            if not line:
-                return
-            request = json.loads(line)
-            number = request.pop("id")
+    asked: collections.deque[Request] = collections.deque()
+    text, last = b"", False
+    while not last or asked or running:
+        while asked and len(running) < parallel:
+            request = asked.popleft()
+            number = request.pop("id")  # type: ignore[typeddict-item]
             running[fork(number, request, pipe)] = number
+        ready, _, _ = select.select([ended] if last else [0, ended], [], [])
+        if ended in ready:
+            os.read(ended, 1 << 12)
+            reap(running, pipe)
+        if 0 in ready:
+            piece = os.read(0, 1 << 16)
+            if not piece:
+                return
+            *lines, text = (text + piece).split(b"\n")
+            asked.extend(json.loads(line) for line in lines if line)
+            last = b"" in lines
 
 
 if __name__ == "__main__":
