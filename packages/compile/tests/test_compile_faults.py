@@ -16,6 +16,8 @@ from torch import nn
 import torchcompile
 from torchcompile import events
 from torchcompile.__main__ import main
+from torchcompile.faults.judge import Judge
+from torchcompile.faults.schemas import Program
 from torchinductor.codegen.cpp.backend import CppBackend
 
 VERIFY = {"verify": True, "cache": None}
@@ -29,6 +31,25 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.linear(x).sin()
         return hidden.exp().cos().sum(-1)
+
+
+class Cancelled(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x.sum() - 4095,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eagers_error_is_that_beside_the_inputs_where_it_is_none_by_luck(dtype: torch.dtype) -> None:
+    """Whole numbers add up to 4096 exactly, and what cancels leaves nothing to measure the errors of others by."""
+    program = Program(
+        torch.fx.symbolic_trace(Cancelled()), (torch.full((16,), 256.0, dtype=dtype, requires_grad=True),)
+    )
+    off = torch.finfo(dtype).eps * 2048
+    judge, state = Judge(program), torch.get_rng_state()
+    assert judge.difference(lambda x: (x.sum() - 4095 + off,)) is None
+    assert "output, result 0: off by" in str(judge.difference(lambda x: (x.sum() - 4095 + 64 * off,)))
+    assert "gradient of an input, result 0" in str(judge.difference(lambda x: (x.detach().sum() - 4095 + x.sum() * 0,)))
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_what_is_right_passes() -> None:
