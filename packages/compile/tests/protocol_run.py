@@ -70,7 +70,6 @@ Seen = Callable[[str, str, Row], None]
 def check(program: str, pairs: Sequence[Pair], seen: Seen, side: int = SIDE) -> None:
     """Calls `seen(protocol, back end, finding)` for each pair. Eager runs each protocol once; where that raises, the
     compiled module is compared up to there, and the finding has the error."""
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     ours = build(program, side)
     eager = Subject(ours, ours.module, ours.module)

@@ -36,6 +36,7 @@ def of_child(run: Callable[[], bool], meanwhile: Callable[[], object] = lambda: 
     if child == 0:
         code = 2
         try:
+            torch.set_num_threads(1)  # the others of torch's own are the other process's: it would wait for them
             code = 0 if run() else 1
         finally:
             os._exit(code)

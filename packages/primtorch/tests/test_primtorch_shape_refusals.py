@@ -3,6 +3,7 @@ takes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -74,16 +75,19 @@ def is_of_values(call: Call, error: Exception) -> bool:
     """Whether eager takes the call with tame elements."""
     if _VALUES.search(str(error)):
         return True
-    return any(call.with_leaves(partial(tame, place=place)).run(None) is None for place in (0, 1))
+    return any(
+        call.with_leaves(partial(tame, place=place, diagonal=diagonal)).run(None) is None
+        for place, diagonal in itertools.product((0, 1), (2, 1))
+    )
 
 
-def tame(t: torch.Tensor, place: int) -> torch.Tensor:
-    """Ones with twos on the diagonals of square matrices, and one place or length."""
+def tame(t: torch.Tensor, place: int, diagonal: int) -> torch.Tensor:
+    """Ones, which are chances, or with twos on the diagonals of matrices, which have full rank; one place or length."""
     if not (t.is_floating_point() or t.is_complex()):
         return torch.full_like(t, place)
     made = torch.ones_like(t)
-    if t.dim() > 1 and t.shape[-1] == t.shape[-2]:
-        made.diagonal(dim1=-2, dim2=-1).fill_(2)
+    if t.dim() > 1:
+        made.diagonal(dim1=-2, dim2=-1).fill_(diagonal)
     return made
 
 
