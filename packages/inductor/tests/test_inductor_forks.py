@@ -19,6 +19,7 @@ import primtorch
 from torchinductor import CppBackend, InductorOptions, begin_graph, codegen_for, register_codegen
 from torchinductor.cache import turn
 from torchinductor.codegen.base import Building, Built, generated
+from torchinductor.errors import BuildFailed
 from torchinductor.source import planned_operations
 
 pytest.importorskip("triton")
@@ -149,6 +150,23 @@ def test_requests_need_nothing_more_of_the_process_that_asked(tmp_path: Path) ->
     finally:
         stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(SECONDS) == 0
+
+
+def test_requests_of_a_process_that_dies_or_is_ended_are_told(tmp_path: Path) -> None:
+    """Also those that it has not begun; the next request starts another, and nobody holds a turn."""
+    compiler = TritonCompiler(90, tmp_path / "cache", workers=1)
+    for end in (lambda: os.kill(compiler._server.process.pid, signal.SIGKILL), compiler._server.close):  # type: ignore[union-attr]
+        compiler.start()
+        begun = compiler.begin([*sources(10), *sources(11), *sources(12)])
+        end()
+        with pytest.raises(BuildFailed, match="the compiling process ended with status"):
+            begun.finish()
+        until = time.monotonic() + SECONDS
+        while list((tmp_path / "cache").glob("*.lock")):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert len(compiler.compile([*sources(10), *sources(11), *sources(12)])) == 6
+    compiler.close()
 
 
 def test_a_turn_of_another_thread_is_the_other_processs(tmp_path: Path) -> None:

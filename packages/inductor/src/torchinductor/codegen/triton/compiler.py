@@ -124,7 +124,7 @@ class _Worker:
         return replies
 
     def close(self) -> None:
-        """Ends the process, once it has compiled what it was asked for."""
+        """Ends the process, once it has compiled what it has begun; who waits for more is told."""
         self.requests.put(None)
         self.process.wait()
 
@@ -210,7 +210,7 @@ class Server:
         return list(replies.values())
 
     def close(self) -> None:
-        """Ends the process, once it has compiled what it was asked for."""
+        """Ends the process, once it has compiled what it has begun; who waits for more is told."""
         if self._worker is not None:
             self._worker.close()
 

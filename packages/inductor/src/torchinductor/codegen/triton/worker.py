@@ -178,8 +178,8 @@ def told_of_ends() -> int:
 
 
 def main() -> None:
-    """Serves requests until an empty line and what came before it, or until the end of stdin, which processes that were
-    forked may hold open too."""
+    """Serves requests until an empty line, at which it ends what has begun, or until the end of stdin, which processes
+    that were forked may hold open too."""
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     knobs.cache.manager_class = Intermediate
@@ -191,8 +191,8 @@ def main() -> None:
     running: dict[int, int] = {}  # process -> request
     asked: collections.deque[Request] = collections.deque()
     text, last = b"", False
-    while not last or asked or running:
-        while asked and len(running) < parallel:
+    while not last or running:
+        while asked and not last and len(running) < parallel:
             request = asked.popleft()
             number = request.pop("id")  # type: ignore[typeddict-item]
             running[fork(number, request, pipe)] = number
