@@ -200,6 +200,9 @@ def nonnegative(expr: IntExpr) -> bool:
 
 def at_least(expr: IntExpr, limit: IntExpr) -> bool:
     """Whether expr >= limit surely holds for all sizes. A remainder takes away at most its divisor less one."""
+    number, least = expr.as_int(), limit.as_int()
+    if number is not None and least is not None:
+        return number >= least
     total = ZERO
     for monomial, coefficient in (expr - limit).terms.items():
         remainders = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and coefficient < 0]

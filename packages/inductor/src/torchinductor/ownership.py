@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard
 
@@ -82,6 +83,7 @@ def _makes_memory(op: object) -> bool:
     return len(op._schema.returns) == 1 or op is torch.ops.aten.convolution_backward.default
 
 
+@functools.cache
 def _may_return_operand(op: object) -> bool:
     """Whether a result may look at an operand's memory. Composite operators and plain functions do so unannounced."""
     if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name or is_wait(op):

@@ -28,7 +28,8 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
     last = last_uses(operations)
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     owned = owned_by_graph(operations) - kept
-    replaced = {made: given for made, given in lowered.updates.items() if given not in lent_by(operations)}
+    lent = lent_by(operations)
+    replaced = {made: given for made, given in lowered.updates.items() if given not in lent}
     sure = 1 + max((i for i, operation in enumerate(operations) if _may_raise(operation)), default=-1)
     begun: set[str] = set()
 
