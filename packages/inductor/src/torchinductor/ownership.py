@@ -83,11 +83,13 @@ def _makes_memory(op: object) -> bool:
     return len(op._schema.returns) == 1 or op is torch.ops.aten.convolution_backward.default
 
 
-@functools.cache
 def _may_return_operand(op: object) -> bool:
     """Whether a result may look at an operand's memory. Composite operators and plain functions do so unannounced."""
-    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name or is_wait(op):
-        return True
-    if any(r.alias_info is not None for r in op._schema.returns):
+    return not isinstance(op, torch._ops.OpOverload) or _shares(op)
+
+
+@functools.lru_cache(maxsize=4096)  # overloads are torch's to keep; graphs that are called are not
+def _shares(op: torch._ops.OpOverload) -> bool:
+    if "unsafe" in op._schema.name or is_wait(op) or any(r.alias_info is not None for r in op._schema.returns):
         return True
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
