@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -293,11 +293,13 @@ class TritonCompiler:
             elif (binary := self._read(key)) is not None:  # made since it was looked for
                 over()
                 waits[key] = functools.partial(_same, binary)
-        asked = [key for key in sources if key not in waits]
-        replies = self._server.ask([self._request(key, sources[key]) for key in asked]) if asked else []
-        for key, reply in zip(asked, replies, strict=True):
-            over = turns[key]
-            assert over is not None
+        asked = {key: over for key, over in turns.items() if over is not None and key not in waits}
+        with ExitStack() as stack:
+            for over in asked.values():
+                stack.callback(over)
+            replies = self._server.ask([self._request(key, sources[key]) for key in asked]) if asked else []
+            stack.pop_all()  # they end with the replies
+        for (key, over), reply in zip(asked.items(), replies, strict=True):
             reply.add_done_callback(functools.partial(_ended, over))
             waits[key] = functools.partial(self._built, key, sources[key], reply)
         return waits
