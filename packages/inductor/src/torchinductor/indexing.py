@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 import torch
@@ -22,6 +22,7 @@ Index: TypeAlias = tuple[IntExpr, ...]
 
 ZERO = constant(0)
 ONE = constant(1)
+_MOST_DIVISORS = 4  # of quotients in what is compared
 
 
 @lru_cache(maxsize=4096)
@@ -198,13 +199,47 @@ def nonnegative(expr: IntExpr) -> bool:
     return all(c > 0 for c in expr.terms.values())
 
 
-def at_least(expr: IntExpr, limit: IntExpr) -> bool:
-    """Whether expr >= limit surely holds for all sizes. A remainder takes away at most its divisor less one."""
-    total = ZERO
-    for monomial, coefficient in (expr - limit).terms.items():
-        remainders = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and coefficient < 0]
-        total = total + IntExpr({monomial: coefficient}).substitute({a: a.right - ONE for a in remainders})
-    return nonnegative(total)
+def at_least(expr: IntExpr, limit: IntExpr, sizes: Iterable[IntExpr] = ()) -> bool:
+    """Whether expr >= limit surely holds wherever there is anything to compute: for symbols of at least one, and for
+    `sizes`, which are of at least one too. A remainder takes away at most its divisor less one, a quotient at most what
+    is divided."""
+    difference = expr - limit
+    if nonnegative(difference) or _from_one_on(difference):
+        return True
+    # Of a size that is a quotient nothing need be known but that it is at least one, as a symbol is.
+    calls = {call for call in map(_lone_call, sizes) if call is not None}
+    return bool(calls) and _from_one_on(difference.substitute({call: symbol(f"~{call.key}") for call in calls}))
+
+
+def _lone_call(size: IntExpr) -> Call | None:
+    """The quotient, or what else is no polynomial, that a size is."""
+    ((factors, coefficient),) = size.terms.items() if len(size.terms) == 1 else (((), 0),)
+    return factors[0] if coefficient == 1 and len(factors) == 1 and isinstance(factors[0], Call) else None
+
+
+def _from_one_on(expr: IntExpr) -> bool:
+    """Whether a polynomial is surely at least zero where its symbols are at least one."""
+    divisors = {n for a in expr.atoms() if isinstance(a, Call) and a.op == "floordiv" and (n := a.right.as_int() or 0) > 0}
+    if len(divisors) > _MOST_DIVISORS:
+        return False
+    bound = ZERO
+    for monomial, coefficient in (expr * number(prod(divisors))).terms.items():
+        bound = bound + _least_of(monomial, coefficient)
+    return nonnegative(bound.substitute({intern_symbol(name): symbol(name) + ONE for name in bound.symbols()}))
+
+
+def _least_of(monomial: tuple[Symbol | Call, ...], coefficient: int) -> IntExpr:
+    """A bound of a term from below, without the one quotient by a number or remainder that it takes away."""
+    calls = [atom for atom in monomial if isinstance(atom, Call)]
+    if coefficient > 0 or len(calls) != 1:
+        return IntExpr({monomial: coefficient})
+    (call,), rest = calls, IntExpr({tuple(atom for atom in monomial if isinstance(atom, Symbol)): coefficient})
+    if call.op == "mod":
+        return rest * (call.right - ONE)
+    divisor = call.right.as_int() or 0
+    if call.op == "floordiv" and divisor > 0 and coefficient % divisor == 0:
+        return IntExpr({factors: c // divisor for factors, c in rest.terms.items()}) * call.left
+    return IntExpr({monomial: coefficient})
 
 
 def below(expr: IntExpr, limit: IntExpr, ranges: Ranges) -> bool:
