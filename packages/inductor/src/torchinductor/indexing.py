@@ -207,14 +207,14 @@ def at_least(expr: IntExpr, limit: IntExpr, sizes: Iterable[IntExpr] = ()) -> bo
     if nonnegative(difference) or _from_one_on(difference):
         return True
     # Of a size that is a quotient nothing need be known but that it is at least one, as a symbol is.
-    calls = {call for call in map(_lone_call, sizes) if call is not None}
+    calls = {call for size in sizes for call in _factors(size)}
     return bool(calls) and _from_one_on(difference.substitute({call: symbol(f"~{call.key}") for call in calls}))
 
 
-def _lone_call(size: IntExpr) -> Call | None:
-    """The quotient, or what else is no polynomial, that a size is."""
+def _factors(size: IntExpr) -> list[Call]:
+    """The quotients, and what else is no polynomial, of which a size is the product."""
     ((factors, coefficient),) = size.terms.items() if len(size.terms) == 1 else (((), 0),)
-    return factors[0] if coefficient == 1 and len(factors) == 1 and isinstance(factors[0], Call) else None
+    return [factor for factor in factors if isinstance(factor, Call)] if coefficient > 0 else []
 
 
 def _from_one_on(expr: IntExpr) -> bool:

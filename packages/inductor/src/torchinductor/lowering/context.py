@@ -462,7 +462,7 @@ def in_order_of(shape: Index, hint: Index, of: Index | None = None) -> Index:
     order: list[int] = []  # innermost first
     while len(order) < len(wide):
         rest = [d for d in wide if d not in order]
-        order += [d for d in rest if all(at_least(hint[other], hint[d], sizes) for other in rest)][:1] or rest[:1]
+        order += [d for d in rest if all(at_least(hint[other], hint[d], sizes) for other in rest)][:1] or rest[-1:]
     strides, step = list(hint), ONE
     for d in order:
         strides[d] = step

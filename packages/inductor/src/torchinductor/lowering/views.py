@@ -140,6 +140,8 @@ def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> Te
     by: dict[int, IntExpr] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         by[dim] = by.get(dim, ZERO) + as_expr(shift)
+    # Less than the size, however far it is: then what is moved round is so once, and needs no division.
+    by = {dim: shift if t.shape[dim].as_int() is not None else shift % t.shape[dim] for dim, shift in by.items()}
 
     def index_map(index: Index, ops: Ops) -> Index:
         return tuple(ops.simplify((i - by[d]) % t.shape[d]) if d in by else i for d, i in enumerate(index))
