@@ -190,7 +190,12 @@ def _atom_bound(atom: Symbol | Call, ranges: Ranges) -> IntExpr | None:
         return atom.right - ONE
     if atom.op == "floordiv":
         above, divisor = upper_bound(atom.left, ranges), atom.right.as_int()
-        return None if above is None or divisor is None or divisor <= 0 else above // atom.right
+        if above is None or (divisor is not None and divisor <= 0):
+            return None
+        if divisor is not None:
+            return above // atom.right
+        whole = above + ONE  # of as many as a size goes into, the quotient is less than how often
+        return None if (whole % atom.right).terms else whole // atom.right - ONE
     return None
 
 

@@ -389,9 +389,12 @@ class CppHandler(OpsHandler[Value]):
 
     def _padded(self, condition: Value, *values: Value) -> bool:
         """Whether one value of a choice changes within the innermost loop, and neither the condition nor the other do:
-        the window's place over the border. g++ does not vectorise a loop with several such choices."""
+        the window's place over the border. g++ does not vectorise a loop with several such choices; where nothing tells
+        how long the loop is, it does with none."""
         inside = [value.depth == len(self.text.loops) for value in values]
-        return self.text.layout.simd and condition.depth < len(self.text.loops) and inside.count(True) == 1
+        if not self.text.layout.simd or condition.depth == len(self.text.loops):
+            return False
+        return inside.count(True) == 1 or (all(inside) and self.text.loops[-1].most is None)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         words = self._words(seed, index, stream)
