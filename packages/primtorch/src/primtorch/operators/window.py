@@ -367,6 +367,12 @@ def _spread(b: Builder, grad: Value, dim: int, size: Size, kernel: Size, stride:
     return total
 
 
+def _is_grid(kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool) -> bool:
+    """Whether windows lie side by side, each within the image."""
+    known = all(isinstance(size, int) for size in (*kernel, *stride, *padding))
+    return known and tuple(kernel) == tuple(stride) and not any(padding) and not ceil_mode
+
+
 def _lower_avg_pool_backward(rank: int) -> Rule:
     def rule(
         b: Builder,
@@ -386,6 +392,11 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
         sides = equal_windows(x.shape[first:], grad.shape[first:])
         if sides is not None and tuple(kernel) == tuple(stride) == sides and not any(padding):
             return repeated(g / (divisor_override or product(sides)), sides).to(grad.dtype)
+        if _is_grid(kernel, stride, padding, ceil_mode):
+            blocks = repeated(g / (divisor_override or product(kernel)), kernel)
+            behind = [size - length for size, length in zip(x.shape[first:], blocks.shape[first:], strict=True)]
+            low, high = (0,) * x.rank, (*(0,) * first, *behind)
+            return b.emit(prims.pad, blocks, low, high, b.number(0, blocks)).to(grad.dtype)
         if divisor_override is not None:
             g = g / divisor_override
         else:
