@@ -68,6 +68,17 @@ def product(sizes: Iterable[IntExpr]) -> IntExpr:
     return number(factor) if result is ONE else result * number(factor)
 
 
+def many_times(whole: IntExpr, part: IntExpr, least: int) -> bool:
+    """Whether a number of elements is so many times another one: for choices, which take a symbol for large."""
+    known, own = whole.as_int(), part.as_int()
+    if known is not None and own is not None:
+        return known >= own * least
+    if own == 0 or (whole % part).terms:
+        return own == 0
+    times = (whole // part).as_int()
+    return times is None or times >= least
+
+
 def contiguous_strides(shape: Sequence[IntExpr]) -> Index:
     """Row-major strides of a shape, in elements. A size of zero counts as one, as in torch."""
     strides: list[IntExpr] = []

@@ -12,7 +12,7 @@ from primtorch.arguments import Sizes
 from primtorch.layout import view_strides
 from primtorch.prims import Prim
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, Index, broadcast_strides, dot, exprs, is_one, product
+from torchinductor.indexing import ZERO, Index, broadcast_strides, dot, exprs, is_one, many_times, product
 from torchinductor.ir import Recorder, closure_of, space, space_index
 from torchinductor.lowering.context import Context, dense, order_like
 from torchinductor.lowering.placed_sums import sum_by_place
@@ -56,16 +56,8 @@ def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None
     it is made of indices alone: where these surely lie is known, and there is nothing to look up."""
     if ctx.inline or not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2) or (places is None and _counted(t)):
         return
-    if places is None or not _are_few(product(places), product(t.shape)):
+    if places is None or not many_times(product(t.shape), product(places), _FEW):
         ctx.store(t)
-
-
-def _are_few(read: IntExpr, whole: IntExpr) -> bool:
-    """Whether so many elements are few of a whole. A symbol by which there are more is taken for a large number."""
-    if read.as_int() == 0 or (whole % read).terms:
-        return False
-    times = (whole // read).as_int()
-    return times is None or times >= _FEW
 
 
 def _counted(t: TensorValue) -> bool:

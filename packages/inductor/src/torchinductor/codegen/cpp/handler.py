@@ -41,6 +41,7 @@ _MOST_PIECES = 5  # of the smaller or the larger of two indices along the innerm
 _MOST_APART = 4096  # elements of a row that are made bytes behind the loop that computes them
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 _MUCH = 32  # operations of a body beside which that costs nothing
+_SOME = 16  # the same where it is not known how long the row is: it may be shorter than a vector of bytes
 
 
 class Names:
@@ -197,25 +198,36 @@ class CppHandler(OpsHandler[Value]):
             self.text.finishing.append(f"turn({name}, {vector.most}, {there}, {columns}, {rows});")
         return f"{name}[{tile.place}]"
 
-    def _stored_apart(self, buffer: str, index: IntExpr, value: Value) -> bool:
+    def _stored_apart(self, buffer: str, index: IntExpr, value: Value, plain: str) -> bool:
         """Stores a row of bytes behind the loop that computes them, where it is long. Within it they would make it one
         over as many elements at a time as a vector has bytes, which leaves much of a row over."""
         wide, layout = self.wider.get(value.text), self.text.layout
         if wide is None or self.stage.kind != "outer" or not layout.simd or layout.tile or layout.lanes:
             return False
-        loop = self.text.loops[-1] if self.text.loops else None
-        if loop is None or loop.axis is None or loop.most is None or wide.depth != len(self.text.loops):
+        loop, places = self.text.loops[-1] if self.text.loops else None, self.text.places
+        if loop is None or loop.axis is None or wide.depth != len(self.text.loops):
             return False
-        step = coefficient_of(index, loop.axis)
-        if step is None or step.as_int() != 1 or loop.most > _MOST_APART or len(self.stage.body.ops) < _MUCH:
+        step, most = coefficient_of(index, loop.axis), loop.most if places is None or loop.most else _MOST_APART
+        if step is None or step.as_int() != 1 or most is None or most > _MOST_APART:
+            return False
+        if len(self.stage.body.ops) < (_MUCH if loop.most else _SOME):
             return False
         name = f"row{self.names.count}_wide"
         self.names.count += 1
         element = f"{self.names.pointer[buffer]}[{self._index(index - variable(loop.axis))} + k]"
-        self.text.opening.append(f"i32 {name}[{loop.most}];")
-        self.text.inside.append(f"{name}[{loop.var} - {loop.start}] = {wide.text};")
+        array, line = f"i32 {name}[{most}];", f"{name}[{loop.var} - {loop.start}] = {wide.text};"
         each = f"for (i64 k = {loop.start}; k < {loop.stop}; k++)"
-        self.text.closing += ["#pragma omp simd", f"{each} {element} = (u8){name}[k - {loop.start}];"]
+        behind = ["#pragma omp simd", f"{each} {element} = (u8){name}[k - {loop.start}];"]
+        if loop.most is None and places is not None:  # such rows as the array has room for
+            places.assume(number(most) - self.ranges[loop.axis])
+            places.opening.append(array)
+            places.closing += behind
+            places.shorter[plain] = line
+            self.text.inside.append(plain)
+            return True
+        self.text.opening.append(array)
+        self.text.inside.append(line)
+        self.text.closing += behind
         return True
 
     # protocol -------------------------------------------------------------------------------------------------
@@ -259,7 +271,7 @@ class CppHandler(OpsHandler[Value]):
             line = f"{element} = {storage_text(text, dtype, compute)};"
         else:
             line = f"{element} = {storage_text(text, dtype, value.dtype, value.short)};"
-            if mask is None and self._stored_apart(buffer, index, value):
+            if mask is None and self._stored_apart(buffer, index, value, line):
                 return
         depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
         # A store stands in the innermost loop that its place depends on, or deeper with its value.

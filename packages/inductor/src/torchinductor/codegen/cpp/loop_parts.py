@@ -57,6 +57,8 @@ class Places:
     found: dict[IntExpr, None] = field(default_factory=dict)
     assumed: dict[IntExpr, None] = field(default_factory=dict)  # what is at least zero where lines are shorter
     shorter: dict[str, Line] = field(default_factory=dict)  # by the line that holds anyway
+    opening: list[str] = field(default_factory=list)  # before and behind all parts, beside shorter lines
+    closing: list[str] = field(default_factory=list)
     bounds: list[Callable[[], None]] = field(default_factory=list)  # what else to assume, once all places are found
 
     def assume(self, expr: IntExpr) -> None:

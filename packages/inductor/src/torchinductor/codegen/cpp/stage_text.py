@@ -129,6 +129,7 @@ class StageText:
             inside = substituted(statements[-1], places.shorter, part)
             before = pragma if loop.most != 1 else []
             lines += [*before, f"{pad}{loop.head} {{", *(f"{pad}  {line}" for line in inside), f"{pad}}}"]
+        lines = [f"{pad}{line}" for line in places.opening] + lines + [f"{pad}{line}" for line in places.closing]
         checks = places.conditions() if found[0] is not None else [*places.assumed]
         if not checks:
             return lines
