@@ -235,11 +235,12 @@ def _factors(size: IntExpr) -> list[Call]:
 
 def _from_one_on(expr: IntExpr) -> bool:
     """Whether a polynomial is surely at least zero where its symbols are at least one."""
-    divisors = {n for a in expr.atoms() if isinstance(a, Call) and a.op == "floordiv" and (n := a.right.as_int() or 0) > 0}
+    quotients = (atom for atom in expr.atoms() if isinstance(atom, Call) and atom.op == "floordiv")
+    divisors = {number for atom in quotients if (number := atom.right.as_int() or 0) > 0}
     if len(divisors) > _MOST_DIVISORS:
         return False
     bound = ZERO
-    for monomial, coefficient in (expr * number(prod(divisors))).terms.items():
+    for monomial, coefficient in (expr * constant(prod(divisors))).terms.items():
         bound = bound + _least_of(monomial, coefficient)
     return nonnegative(bound.substitute({intern_symbol(name): symbol(name) + ONE for name in bound.symbols()}))
 

@@ -81,7 +81,6 @@ class Windows:
                 mask = both(ops.apply("lt", ops.index_expr(position, torch.int64), size))
         return mask
 
-
     def _surely_positive(self, room: IntExpr) -> bool:
         """Whether what is left of a dim behind the last window is surely at least zero. A size that only the data tells
         may be none, and images of no elements are refused where sizes are known."""

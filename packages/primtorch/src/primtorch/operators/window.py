@@ -367,10 +367,11 @@ def _spread(b: Builder, grad: Value, dim: int, size: Size, kernel: Size, stride:
     return total
 
 
-def _is_grid(kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool) -> bool:
-    """Whether windows lie side by side, each within the image."""
-    known = all(isinstance(size, int) for size in (*kernel, *stride, *padding))
-    return known and tuple(kernel) == tuple(stride) and not any(padding) and not ceil_mode
+def _grid(kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool) -> tuple[int, ...] | None:
+    """The sides of windows that lie side by side, each within the image; None for others."""
+    sides = tuple([size for size in kernel if isinstance(size, int)])
+    numbers = all(isinstance(size, int) for size in (*stride, *padding)) and len(sides) == len(kernel)
+    return sides if numbers and sides == tuple(stride) and not any(padding) and not ceil_mode else None
 
 
 def _lower_avg_pool_backward(rank: int) -> Rule:
@@ -392,8 +393,9 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
         sides = equal_windows(x.shape[first:], grad.shape[first:])
         if sides is not None and tuple(kernel) == tuple(stride) == sides and not any(padding):
             return repeated(g / (divisor_override or product(sides)), sides).to(grad.dtype)
-        if _is_grid(kernel, stride, padding, ceil_mode):
-            blocks = repeated(g / (divisor_override or product(kernel)), kernel)
+        grid = _grid(kernel, stride, padding, ceil_mode)
+        if grid is not None:
+            blocks = repeated(g / (divisor_override or math.prod(grid)), grid)
             behind = [size - length for size, length in zip(x.shape[first:], blocks.shape[first:], strict=True)]
             low, high = (0,) * x.rank, (*(0,) * first, *behind)
             return b.emit(prims.pad, blocks, low, high, b.number(0, blocks)).to(grad.dtype)

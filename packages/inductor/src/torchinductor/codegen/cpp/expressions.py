@@ -101,7 +101,7 @@ def wrapped(atom: Call, ranges: Ranges, numbers: frozenset[str]) -> IntExpr | No
         least = ZERO  # a rest takes away at most its divisor less one
         for monomial, coefficient in left.terms.items():
             rests = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and not a.right.symbols() & numbers]
-            bounds = {a: a.right - ONE for a in rests if coefficient < 0}
+            bounds: dict[Atom, IntExpr] = {a: a.right - ONE for a in rests if coefficient < 0}
             least = least + IntExpr({monomial: coefficient}).substitute(bounds)
         above = upper_bound(IntExpr({m: c for m, c in left.terms.items() if c > 0}), ranges)
         known = not least.symbols() & numbers and nonnegative(least) and above is not None

@@ -161,7 +161,8 @@ class CppHandler(OpsHandler[Value]):
         """What is read along the innermost loop whether a mask holds or not, and so vectorises: where it does not, the
         buffer's beginning. And what has to be at least zero for the buffer to be as long as that."""
         axis = self.text.loops[-1].axis if self.text.loops else None
-        step, numel = (coefficient_of(index, axis) if axis is not None else None), product(self.kernel.buffers[buffer].shape)
+        step = coefficient_of(index, axis) if axis is not None else None
+        numel = product(self.kernel.buffers[buffer].shape)
         pointer, contiguous = self.names.pointer[buffer], step is not None and step.as_int() == 1
         if contiguous and axis is not None and mask.depth < len(self.text.loops):
             room, start = numel - self.ranges[axis], index - variable(axis)

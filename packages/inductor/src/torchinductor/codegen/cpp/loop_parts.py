@@ -202,5 +202,3 @@ def substituted(lines: Iterable[str], shorter: Mapping[str, Line], part: Part | 
         short = shorter.get(line, line)
         found.append(short if isinstance(short, str) else line if part is None else short(part))
     return found
-
-
