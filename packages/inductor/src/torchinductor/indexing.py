@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 import torch
@@ -22,6 +22,7 @@ Index: TypeAlias = tuple[IntExpr, ...]
 
 ZERO = constant(0)
 ONE = constant(1)
+_MOST_DIVISORS = 4  # of quotients in what is compared
 
 
 @lru_cache(maxsize=4096)
@@ -65,6 +66,17 @@ def product(sizes: Iterable[IntExpr]) -> IntExpr:
         else:
             factor *= known
     return number(factor) if result is ONE else result * number(factor)
+
+
+def many_times(whole: IntExpr, part: IntExpr, least: int) -> bool:
+    """Whether a number of elements is so many times another one: for choices, which take a symbol for large."""
+    known, own = whole.as_int(), part.as_int()
+    if known is not None and own is not None:
+        return known >= own * least
+    if own == 0 or (whole % part).terms:
+        return own == 0
+    times = (whole // part).as_int()
+    return times is None or times >= least
 
 
 def contiguous_strides(shape: Sequence[IntExpr]) -> Index:
@@ -189,7 +201,12 @@ def _atom_bound(atom: Symbol | Call, ranges: Ranges) -> IntExpr | None:
         return atom.right - ONE
     if atom.op == "floordiv":
         above, divisor = upper_bound(atom.left, ranges), atom.right.as_int()
-        return None if above is None or divisor is None or divisor <= 0 else above // atom.right
+        if above is None or (divisor is not None and divisor <= 0):
+            return None
+        if divisor is not None:
+            return above // atom.right
+        whole = above + ONE  # of as many as a size goes into, the quotient is less than how often
+        return None if (whole % atom.right).terms else whole // atom.right - ONE
     return None
 
 
@@ -198,16 +215,51 @@ def nonnegative(expr: IntExpr) -> bool:
     return all(c > 0 for c in expr.terms.values())
 
 
-def at_least(expr: IntExpr, limit: IntExpr) -> bool:
-    """Whether expr >= limit surely holds for all sizes. A remainder takes away at most its divisor less one."""
+def at_least(expr: IntExpr, limit: IntExpr, sizes: Iterable[IntExpr] = ()) -> bool:
+    """Whether expr >= limit surely holds wherever there is anything to compute: for symbols of at least one, and for
+    `sizes`, which are of at least one too. A remainder takes away at most its divisor less one, a quotient at most what
+    is divided."""
     number, least = expr.as_int(), limit.as_int()
     if number is not None and least is not None:
         return number >= least
-    total = ZERO
-    for monomial, coefficient in (expr - limit).terms.items():
-        remainders = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and coefficient < 0]
-        total = total + IntExpr({monomial: coefficient}).substitute({a: a.right - ONE for a in remainders})
-    return nonnegative(total)
+    difference = expr - limit
+    if nonnegative(difference) or _from_one_on(difference):
+        return True
+    # Of a size that is a quotient nothing need be known but that it is at least one, as a symbol is.
+    calls = {call for size in sizes for call in _factors(size)}
+    return bool(calls) and _from_one_on(difference.substitute({call: symbol(f"~{call.key}") for call in calls}))
+
+
+def _factors(size: IntExpr) -> list[Call]:
+    """The quotients, and what else is no polynomial, of which a size is the product."""
+    ((factors, coefficient),) = size.terms.items() if len(size.terms) == 1 else (((), 0),)
+    return [factor for factor in factors if isinstance(factor, Call)] if coefficient > 0 else []
+
+
+def _from_one_on(expr: IntExpr) -> bool:
+    """Whether a polynomial is surely at least zero where its symbols are at least one."""
+    quotients = (atom for atom in expr.atoms() if isinstance(atom, Call) and atom.op == "floordiv")
+    divisors = {number for atom in quotients if (number := atom.right.as_int() or 0) > 0}
+    if len(divisors) > _MOST_DIVISORS:
+        return False
+    bound = ZERO
+    for monomial, coefficient in (expr * constant(prod(divisors))).terms.items():
+        bound = bound + _least_of(monomial, coefficient)
+    return nonnegative(bound.substitute({intern_symbol(name): symbol(name) + ONE for name in bound.symbols()}))
+
+
+def _least_of(monomial: tuple[Symbol | Call, ...], coefficient: int) -> IntExpr:
+    """A bound of a term from below, without the one quotient by a number or remainder that it takes away."""
+    calls = [atom for atom in monomial if isinstance(atom, Call)]
+    if coefficient > 0 or len(calls) != 1:
+        return IntExpr({monomial: coefficient})
+    (call,), rest = calls, IntExpr({tuple(atom for atom in monomial if isinstance(atom, Symbol)): coefficient})
+    if call.op == "mod":
+        return rest * (call.right - ONE)
+    divisor = call.right.as_int() or 0
+    if call.op == "floordiv" and divisor > 0 and coefficient % divisor == 0:
+        return IntExpr({factors: c // divisor for factors, c in rest.terms.items()}) * call.left
+    return IntExpr({monomial: coefficient})
 
 
 def below(expr: IntExpr, limit: IntExpr, ranges: Ranges) -> bool:

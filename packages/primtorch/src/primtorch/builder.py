@@ -146,7 +146,7 @@ class Value:
     def slice(self, dim: int, start: Size, stop: Size, step: Size = 1) -> Value:
         """Elements `start`, `start + step`, ... before `stop` along a dim; both lie within it."""
         size = self.spec.shape[dim]
-        if type(start) is int and start == 0 and type(step) is int and step == 1 and _is_already((stop,), (size,)):
+        if type(start) is int and start == 0 and type(step) is int and step == 1 and _is_all(stop, size):
             return self
         return self.b.emit(prims.slice, self, dim, start, stop, step)
 
@@ -181,6 +181,12 @@ def tensor_among(*operands: Operand) -> Value:
 def same_size(a: Size, b: Size) -> bool:
     """Whether two sizes are equal; of symbols this is asked for and guarded."""
     return a is b or bool(a == b)
+
+
+def _is_all(stop: Size, size: Size) -> bool:
+    """Whether a slice from zero to here is the whole of a dim. Of symbols this is no question: an answer would hold for
+    some sizes, and the slice is right for all."""
+    return stop is size or expr_of(stop) == expr_of(size)
 
 
 def _is_already(a: Sequence[Size], b: Sequence[Size]) -> bool:

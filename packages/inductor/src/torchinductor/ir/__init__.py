@@ -21,7 +21,7 @@ A `Template` is a kernel of a form that a back end makes by a design of its own:
 
 from primtorch.promotion import REDUCED_PRECISION, compute_dtype
 from torchinductor.ir.attention import Attention
-from torchinductor.ir.body import Body, Recorder
+from torchinductor.ir.body import OF_PLACES, Body, Recorder
 from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.by_form import by_form, kernels_by_form
 from torchinductor.ir.filter_gradient import FilterGradient
@@ -51,6 +51,7 @@ from torchinductor.ir.template import Operand, Region, Template, TemplateKind, l
 from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
+    "OF_PLACES",
     "REDUCED_PRECISION",
     "Apply",
     "Attention",

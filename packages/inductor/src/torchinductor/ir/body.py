@@ -115,7 +115,7 @@ class Body:
         return any(True for _ in self.of(Scan))
 
 
-_OF_PLACES: Mapping[str, Callable[..., IntExpr]] = {
+OF_PLACES: Mapping[str, Callable[..., IntExpr]] = {
     "add": operator.add,
     "sub": operator.sub,
     "neg": operator.neg,
@@ -123,6 +123,7 @@ _OF_PLACES: Mapping[str, Callable[..., IntExpr]] = {
     "maximum": IntExpr.maximum,
     "minimum": IntExpr.minimum,
 }
+"""What is computed of indices and is one again."""
 
 
 class Recorder(OpsHandler[int]):
@@ -203,9 +204,9 @@ class Recorder(OpsHandler[int]):
                 return expr
             case Constant(dtype, constant) if dtype == torch.int64:
                 return number(int(constant))
-            case Apply(dtype, op, args) if dtype == torch.int64 and op in _OF_PLACES:
+            case Apply(dtype, op, args) if dtype == torch.int64 and op in OF_PLACES:
                 places = [place for arg in args if (place := self.place(arg)) is not None]
-                return _OF_PLACES[op](*places) if len(places) == len(args) else None
+                return OF_PLACES[op](*places) if len(places) == len(args) else None
         return None
 
     def indirect(self, value: int, size: IntExpr) -> IntExpr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Literal, TypeAlias
 
 import torch
@@ -411,7 +412,11 @@ def same_order(shape: Index, a: Index, b: Index) -> bool:
     if same_strides(shape, a, b):
         return True
     wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
-    return all(at_least(a[i], a[j]) == at_least(b[i], b[j]) for i in wide for j in wide)
+    for i, j in combinations(wide, 2):
+        found = [(at_least(s[i], s[j], shape), at_least(s[j], s[i], shape)) for s in (a, b)]
+        if found[0] != found[1] or not any(found[0]):
+            return False
+    return True
 
 
 def without_overlaps(shape: Index, strides: Index) -> bool:
@@ -421,7 +426,8 @@ def without_overlaps(shape: Index, strides: Index) -> bool:
     while rest:
         for k, (size, stride) in enumerate(rest):
             further = reach + (size - ONE) * stride
-            if at_least(stride, reach) and all(at_least(other, further) for _, other in (*rest[:k], *rest[k + 1 :])):
+            others = [other for _, other in (*rest[:k], *rest[k + 1 :])]
+            if at_least(stride, reach, shape) and all(at_least(other, further, shape) for other in others):
                 reach = further
                 del rest[k]
                 break
@@ -446,23 +452,24 @@ def order_like(shape: Index, like: TensorValue) -> Index | None:
     wide = [d for d, size in enumerate(like.shape) if size.as_int() != 1]
     if like.layout is None or len(wide) < 2 or not all(like.layout[d].terms for d in wide):
         return None
-    return in_order_of(shape, like.layout)
+    return in_order_of(shape, like.layout, like.shape)
 
 
-def in_order_of(shape: Index, hint: Index) -> Index:
-    """Strides without holes for a shape, in the order of those of another of its rank."""
+def in_order_of(shape: Index, hint: Index, of: Index | None = None) -> Index:
+    """Strides without holes for a shape, in the order of those of another (`of`) of its rank."""
+    sizes = shape if of is None else (*shape, *of)
     wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
     order: list[int] = []  # innermost first
     while len(order) < len(wide):
         rest = [d for d in wide if d not in order]
-        order += [d for d in rest if all(at_least(hint[other], hint[d]) for other in rest)][:1] or rest[:1]
+        order += [d for d in rest if all(at_least(hint[other], hint[d], sizes) for other in rest)][:1] or rest[-1:]
     strides, step = list(hint), ONE
     for d in order:
         strides[d] = step
         step = step * shape[d]
     for d in range(len(shape)):  # a dim of size one stays where it was among the others: ATen looks at its stride too
         if d not in wide:
-            strides[d] = next((strides[o] for o in order if at_least(hint[o], hint[d])), step)
+            strides[d] = next((strides[o] for o in order if at_least(hint[o], hint[d], sizes)), step)
     return tuple(strides)
 
 

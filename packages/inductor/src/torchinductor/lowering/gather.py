@@ -12,7 +12,7 @@ from primtorch.arguments import Sizes
 from primtorch.layout import view_strides
 from primtorch.prims import Prim
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, Index, dot, exprs, is_one, product
+from torchinductor.indexing import ZERO, Index, broadcast_strides, dot, exprs, is_one, many_times, product
 from torchinductor.ir import Recorder, closure_of, space, space_index
 from torchinductor.lowering.context import Context, dense, order_like
 from torchinductor.lowering.placed_sums import sum_by_place
@@ -56,8 +56,7 @@ def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None
     it is made of indices alone: where these surely lie is known, and there is nothing to look up."""
     if ctx.inline or not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2) or (places is None and _counted(t)):
         return
-    whole, read = product(t.shape).as_int(), None if places is None else product(places).as_int()
-    if whole is None or read is None or read * _FEW > whole:
+    if places is None or not many_times(product(t.shape), product(places), _FEW):
         ctx.store(t)
 
 
@@ -137,22 +136,32 @@ def _copied(ctx: Context, t: TensorValue) -> TensorValue:
 
 def _order_of_reader(node: fx.Node | None) -> Index | None:
     """The strides in which a result is where its reader wants it, who keeps it or copies it to memory of its own, as it
-    is or reshaped; None where nobody alone says, or sizes are no numbers."""
+    is or reshaped; None where nobody alone says."""
     shapes: list[Sizes] = []
     while node is not None and len(node.users) == 1:
         (user,), meta = node.users, node.meta["val"]
         shapes.append(tuple(meta.shape))
         if user.op == "output" or user.target is prims.copy_strided:
-            strides: Sizes | None = tuple((meta if user.op == "output" else user.meta["val"]).stride())
-            if not all(type(n) is int for sizes in (*shapes, strides) for n in sizes):  # type: ignore[union-attr]
-                return None
-            for shape, before in zip(shapes[:0:-1], shapes[-2::-1], strict=True):
-                strides = view_strides(shape, strides, before) if strides is not None else None
-            return exprs(strides) if strides is not None else None
+            wanted = (meta if user.op == "output" else user.meta["val"]).stride()
+            return _reshaped(shapes, tuple(wanted))
         if user.target is not prims.reshape and not (_scatters(user) and user.args[0] is node):
             return None
         node = user
     return None
+
+
+def _reshaped(shapes: Sequence[Sizes], strides: Sizes) -> Index | None:
+    """The strides of the first of shapes, each of which is a view of the next one; these are the last one's."""
+    pairs = list(zip(shapes[:0:-1], shapes[-2::-1], strict=True))
+    if all(type(n) is int for sizes in (*shapes, strides) for n in sizes):
+        found: Sizes | None = strides
+        for shape, before in pairs:
+            found = view_strides(shape, found, before) if found is not None else None
+        return exprs(found) if found is not None else None
+    steps: Index | None = exprs(strides)
+    for shape, before in pairs:
+        steps = broadcast_strides(exprs(shape), steps, exprs(before)) if steps is not None else None
+    return steps
 
 
 def _order_of_values(shape: Index, values: TensorValue) -> Index | None:

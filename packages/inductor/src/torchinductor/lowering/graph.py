@@ -25,7 +25,7 @@ from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, s
 from primtorch.symbolic.expr import IntExpr
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation
 from torchinductor.errors import InductorError
-from torchinductor.indexing import as_expr, contiguous_strides, exprs, product
+from torchinductor.indexing import as_expr, contiguous_strides, exprs, many_times, product
 from torchinductor.ir import Buffer, Template, compute_dtype
 from torchinductor.lowering import attention, depthwise, gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
@@ -561,9 +561,8 @@ _CHEAP = 10
 
 def _large_reads(ctx: Context, value: TensorValue) -> int:
     """The number of buffers that a value loads whose size is like its own: a weight for each channel is not one."""
-    whole = product(value.shape).as_int()
-    sizes = [product(ctx.buffers[name].shape).as_int() for name in value.reads]
-    return sum(1 for size in sizes if whole is None or size is None or size * 8 > whole)
+    whole = product(value.shape)
+    return sum(1 for name in value.reads if not many_times(whole, product(ctx.buffers[name].shape), 8))
 
 
 def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:

@@ -140,6 +140,8 @@ def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> Te
     by: dict[int, IntExpr] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         by[dim] = by.get(dim, ZERO) + as_expr(shift)
+    # Less than the size, however far it is: then what is moved round is so once, and needs no division.
+    by = {dim: shift if t.shape[dim].as_int() is not None else shift % t.shape[dim] for dim, shift in by.items()}
 
     def index_map(index: Index, ops: Ops) -> Index:
         return tuple(ops.simplify((i - by[d]) % t.shape[d]) if d in by else i for d, i in enumerate(index))
@@ -230,8 +232,9 @@ _UNUSED = 64  # of what is looked at, at most this part of its memory may be lef
 def _fills(ctx: Context, t: TensorValue) -> bool:
     """Whether a stored value is all of its memory, or all but a margin: who keeps the one keeps the other."""
     assert isinstance(t.data, Strided)
-    whole, own = (product(shape).as_int() for shape in (ctx.buffers[t.data.buffer].shape, t.shape))
-    return whole is not None and own is not None and (whole - own) * _UNUSED <= whole
+    whole, own = (product(shape) for shape in (ctx.buffers[t.data.buffer].shape, t.shape))
+    known, part = whole.as_int(), own.as_int()
+    return whole == own if known is None or part is None else (known - part) * _UNUSED <= known
 
 
 def _in_range(ops: Ops, position: IntExpr, low: IntExpr | None, high: IntExpr | None) -> int | None:

@@ -9,7 +9,18 @@ import torch
 
 from primtorch.prims.window import offset_dtype
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ONE, ZERO, Index, as_expr, contiguous_strides, dot, exprs, number
+from torchinductor.indexing import (
+    ONE,
+    ZERO,
+    Index,
+    as_expr,
+    at_least,
+    contiguous_strides,
+    dot,
+    exprs,
+    nonnegative,
+    number,
+)
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.reductions import reduction
 from torchinductor.lowering.values import Masked, Ops, Rule, Sizes, TensorValue
@@ -65,10 +76,16 @@ class Windows:
             high = (
                 self.sizes[d] - ONE - ((self.out[d] - ONE) * self.stride[d] + last * self.dilation[d] - self.padding[d])
             )
-            if any(c < 0 for c in high.terms.values()):
+            if not self._surely_positive(high):
                 size = ops.index_expr(self.sizes[d], torch.int64)
                 mask = both(ops.apply("lt", ops.index_expr(position, torch.int64), size))
         return mask
+
+    def _surely_positive(self, room: IntExpr) -> bool:
+        """Whether what is left of a dim behind the last window is surely at least zero. A size that only the data tells
+        may be none, and images of no elements are refused where sizes are known."""
+        sizes = {name for size in self.sizes for name in size.symbols() if not name.startswith("u")}
+        return nonnegative(room) or (room.symbols() <= sizes and at_least(room, ZERO))
 
 
 def _lowest(dtype: torch.dtype) -> float | int | bool:

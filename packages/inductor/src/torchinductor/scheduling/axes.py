@@ -46,32 +46,45 @@ def merge_axes(kernel: Kernel) -> Kernel:
 
 def split_axes(kernel: Kernel, least: int) -> Kernel:
     """Two axes for one that indices take apart by one number, as channels by their groups: `i//8` and `i%8`. What
-    belongs to a group is then read once for all of it. Groups smaller than `least` stay in one axis."""
-    if kernel.scatters or any(stage.body.scans for stage in kernel.stages):
+    belongs to a group is then read once for all of it. Groups smaller than `least` stay in one axis. So it is where a
+    symbol takes them apart, by which each iteration would divide otherwise."""
+    if any(stage.body.scans for stage in kernel.stages):
         return kernel
     parts = _parts(kernel)
     axes: list[Axis] = []
     mapping: dict[Symbol, IntExpr] = {}
     for axis in kernel.axes:
-        size, (part,) = axis.size.as_int(), sizes if len(sizes := parts.get(axis.name, ())) == 1 else (None,)
-        if size is None or part is None or not least <= part < size or size % part:
+        (part,) = sizes if len(sizes := parts.get(axis.name, ())) == 1 else (None,)
+        count = None if part is None else _count(axis.size, part, least)
+        if part is None or count is None or (kernel.scatters and count.as_int() is not None):
             axes.append(axis)
             continue
-        slow = replace(axis, name=f"{axis.name}_s", size=constant(size // part))
-        fast = replace(axis, name=f"{axis.name}_f", size=constant(part))
+        slow = replace(axis, name=f"{axis.name}_s", size=count)
+        fast = replace(axis, name=f"{axis.name}_f", size=part)
         axes += (slow, fast)
         mapping[intern_symbol(axis.name)] = slow.var * fast.size + fast.var
     return replace(kernel, axes=tuple(axes), stages=reindexed(kernel.stages, mapping, axes)) if mapping else kernel
 
 
-def _parts(kernel: Kernel) -> dict[str, set[int | None]]:
-    """By what each axis is divided; None where that is no number, or what is divided is more than the axis."""
-    found: dict[str, set[int | None]] = {}
+def _count(size: IntExpr, part: IntExpr, least: int) -> IntExpr | None:
+    """How many groups of a size an axis has, if it is to be taken apart: they fill it."""
+    length, width = size.as_int(), part.as_int()
+    if length is not None and width is not None:
+        return constant(length // width) if least <= width < length and not length % width else None
+    if (size % part).terms or (width is not None and width < least):
+        return None
+    return size // part
+
+
+def _parts(kernel: Kernel) -> dict[str, set[IntExpr | None]]:
+    """By what each axis is divided; None where that is no size, or what is divided is more than the axis."""
+    found: dict[str, set[IntExpr | None]] = {}
     for atom in (atom for stage in kernel.stages for index in stage.body.indices for atom in index.atoms()):
         if isinstance(atom, Call):
             for name in {*atom.left.symbols(), *atom.right.symbols()}:
                 alone = atom.op in ("floordiv", "mod") and atom.left == variable(name)
-                found.setdefault(name, set()).add(atom.right.as_int() if alone else None)
+                fixed = alone and not atom.right.symbols() & kernel.ranges.keys()
+                found.setdefault(name, set()).add(atom.right if fixed else None)
     return found
 
 

@@ -31,6 +31,7 @@ from primtorch.prims.window import offset_dtype, pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import expr_of, hint_of, shape_env_of
 
 OP = Family("window")
 
@@ -271,12 +272,22 @@ for _rank in (2, 3):
 
 def equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
     """The sides of the windows of one size that cover these dims without overlap, one for each element of `out`; None
-    where sizes are not known, or no such windows are."""
-    sides = [
-        s // n if isinstance(s, int) and isinstance(n, int) and n and s % n == 0 else 0
-        for s, n in zip(spatial, out, strict=True)
-    ]
-    return tuple(sides) if all(sides) else None
+    where they are not known, or no such windows are."""
+    sides = [_side(s, n) for s, n in zip(spatial, out, strict=True)]
+    known = tuple([side for side in sides if isinstance(side, int)])
+    return known if len(known) == len(sides) else None
+
+
+def _side(size: Size, out: Size) -> Size | None:
+    """How many elements of a dim each of `out` windows has that share it alike, whatever symbols stand for; None where
+    this is not certain."""
+    if isinstance(size, int) and isinstance(out, int):
+        return size // out if out and size and size % out == 0 else None
+    env = shape_env_of(size) or shape_env_of(out)
+    whole, parts = expr_of(size), expr_of(out)
+    if env is None or not parts.terms or (whole % parts).terms:
+        return None
+    return env.size(whole // parts)
 
 
 def repeated(x: Value, sides: Sequence[int]) -> Value:
@@ -356,6 +367,13 @@ def _spread(b: Builder, grad: Value, dim: int, size: Size, kernel: Size, stride:
     return total
 
 
+def _grid(kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool) -> tuple[int, ...] | None:
+    """The sides of windows that lie side by side, each within the image; None for others."""
+    sides = tuple([size for size in kernel if isinstance(size, int)])
+    numbers = all(isinstance(size, int) for size in (*stride, *padding)) and len(sides) == len(kernel)
+    return sides if numbers and sides == tuple(stride) and not any(padding) and not ceil_mode else None
+
+
 def _lower_avg_pool_backward(rank: int) -> Rule:
     def rule(
         b: Builder,
@@ -375,6 +393,12 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
         sides = equal_windows(x.shape[first:], grad.shape[first:])
         if sides is not None and tuple(kernel) == tuple(stride) == sides and not any(padding):
             return repeated(g / (divisor_override or product(sides)), sides).to(grad.dtype)
+        grid = _grid(kernel, stride, padding, ceil_mode)
+        if grid is not None:
+            blocks = repeated(g / (divisor_override or math.prod(grid)), grid)
+            behind = [size - length for size, length in zip(x.shape[first:], blocks.shape[first:], strict=True)]
+            low, high = (0,) * x.rank, (*(0,) * first, *behind)
+            return b.emit(prims.pad, blocks, low, high, b.number(0, blocks)).to(grad.dtype)
         if divisor_override is not None:
             g = g / divisor_override
         else:
@@ -458,6 +482,9 @@ def _averaging(b: Builder, size: Size, out: Size, like: Value) -> Value:
     return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)
 
 
+_UNKNOWN = 1 << 20  # what a stride that depends on data is taken for
+
+
 def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
     """Multiply dimension `dim` (size n) by a matrix (m, n), with x read in the order in which it lies in memory."""
     order = _in_memory(x)
@@ -474,11 +501,9 @@ def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
 
 
 def _in_memory(x: Value) -> list[int]:
-    """The dims from the outermost to the innermost, as the strides say; as they stand where these are not all known."""
-    strides = x.spec.strides
-    if not all(isinstance(stride, int) for stride in strides):
-        return list(range(x.rank))
-    return sorted(range(x.rank), key=lambda d: -int(strides[d]))
+    """The dims from the outermost to the innermost, as the strides say, or those of the example."""
+    strides = [hint_of(stride, _UNKNOWN) for stride in x.spec.strides]
+    return sorted(range(x.rank), key=lambda d: -strides[d])
 
 
 def _lower_adaptive_avg_pool(rank: int) -> Rule:
@@ -557,8 +582,8 @@ class _AdaptiveWindows(NamedTuple):
 
 
 def _adaptive_windows(b: Builder, size: Size, out: Size, device: torch.device) -> _AdaptiveWindows:
-    exact = isinstance(size, int) and isinstance(out, int) and size % out == 0
-    longest = size // out if exact else (size + out - 1) // out + 1
+    side = _side(size, out)
+    longest = (size + out - 1) // out + 1 if side is None else side
     i = b.iota(out, device)
     return _AdaptiveWindows((i * size) // out, ((i + 1) * size + (out - 1)) // out - 1, longest)
 
@@ -573,13 +598,14 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
             shape = (*lead, *out)
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
-        sides = equal_windows(spatial, out)
-        if sides is not None and product(sides) <= _FEW:
-            found: tuple[Value, Value] = _lower_max_pool(rank)(b, x, sides)
+        sides = [side for s, n in zip(spatial, out, strict=True) if (side := _side(s, n)) is not None]
+        few = equal_windows(spatial, out)
+        if few is not None and math.prod(few) <= _FEW:
+            found: tuple[Value, Value] = _lower_max_pool(rank)(b, x, few)
             return found
         windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
         lengths = [along.longest for along in windows]
-        if sides is not None:
+        if len(sides) == rank:
             taken = x.reshape((*lead, *(n for pair in zip(out, sides, strict=True) for n in pair)))
         else:
             indices = []

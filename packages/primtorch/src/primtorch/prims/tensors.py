@@ -10,9 +10,11 @@ import torch
 from primtorch.arguments import Number, Sizes
 from primtorch.layout import (
     certainly_equal,
+    channels_last_strides,
     contiguous_strides,
     dense_like,
     elementwise_strides,
+    is_channels_last,
     is_contiguous,
     product,
     same_shape,
@@ -448,7 +450,18 @@ def _pad_meta(t: TensorSpec, low: Sequence[Size], high: Sequence[Size], value: N
     shape = [size + a + b for size, a, b in zip(t.shape, low, high, strict=True)]
     for size in shape:
         require(not isinstance(size, int) or size >= 0, "pad", lambda: f"the result would have shape {tuple(shape)}")
-    return spec_like(t, shape, elementwise_strides(tuple(shape), (tuple(dense_like(t.shape, t.strides)),)))
+    return spec_like(t, shape, _pad_strides(t, tuple(shape)))
+
+
+def _pad_strides(t: TensorSpec, shape: Sizes) -> Sizes:
+    """In the order of what is padded. Over symbols its strides are not held against the larger sizes: whether they are
+    those by chance would be a guard, and a program for each answer."""
+    if any(isinstance(size, torch.SymInt) for size in (*shape, *t.shape)):
+        if is_contiguous(t.shape, t.strides):
+            return contiguous_strides(shape)
+        if is_channels_last(t.shape, t.strides):
+            return channels_last_strides(shape)
+    return elementwise_strides(shape, (tuple(dense_like(t.shape, t.strides)),))
 
 
 def _pad(t: torch.Tensor, low: Sequence[int], high: Sequence[int], value: Number) -> torch.Tensor:

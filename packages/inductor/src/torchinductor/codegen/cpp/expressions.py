@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from primtorch.symbolic.expr import Atom, IntExpr, Symbol
+from primtorch.symbolic.expr import Atom, Call, IntExpr, Symbol
 from torchinductor.codegen.base import require_texts
-from torchinductor.indexing import Ranges, below, upper_bound
+from torchinductor.indexing import ONE, ZERO, Ranges, below, nonnegative, upper_bound
 from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 
 # The type of an element in memory.
@@ -75,6 +75,9 @@ def _atom_text(atom: Atom, ranges: Ranges, numbers: frozenset[str]) -> str:
     left, right = index_text(atom.left, ranges, numbers), index_text(atom.right, ranges, numbers)
     if atom.op in ("min", "max"):
         return f"i{atom.op}<i64>({left}, {right})"
+    turning = wrapped(atom, ranges, numbers)
+    if turning is not None:
+        return f"wrap({index_text(turning, ranges, numbers)}, {right})"
     if all(upper_bound(side, ranges) is not None and not side.symbols() & numbers for side in (atom.left, atom.right)):
         if wraps(atom, ranges):
             return f"wrap({left}, {right})"
@@ -87,6 +90,24 @@ def wraps(atom: Atom, ranges: Ranges) -> bool:
     if isinstance(atom, Symbol) or atom.op != "mod" or atom.right.as_int() is None:
         return False
     return below(atom.left, atom.right + atom.right, ranges)
+
+
+def wrapped(atom: Call, ranges: Ranges, numbers: frozenset[str]) -> IntExpr | None:
+    """What is from zero on and less than twice the divisor, a symbol, of which an atom is the rest; `numbers` are the
+    symbols that may be negative."""
+    if atom.op != "mod" or atom.right.as_int() is not None or atom.right.symbols() & numbers:
+        return None
+    for left in (atom.left, atom.left + atom.right):
+        least = ZERO  # a rest takes away at most its divisor less one
+        for monomial, coefficient in left.terms.items():
+            rests = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and not a.right.symbols() & numbers]
+            bounds: dict[Atom, IntExpr] = {a: a.right - ONE for a in rests if coefficient < 0}
+            least = least + IntExpr({monomial: coefficient}).substitute(bounds)
+        above = upper_bound(IntExpr({m: c for m, c in left.terms.items() if c > 0}), ranges)
+        known = not least.symbols() & numbers and nonnegative(least) and above is not None
+        if known and above is not None and nonnegative(atom.right + atom.right - ONE - above):
+            return left
+    return None
 
 
 def load_text(element: str, dtype: torch.dtype, mask: str | None) -> str:

@@ -4,6 +4,7 @@ does not depend on."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import torch
 
@@ -27,11 +28,12 @@ from torchinductor.codegen.cpp.expressions import (
     value_type,
     wraps,
 )
+from torchinductor.codegen.cpp.loop_parts import Choices, Line, Part, settled
 from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
-from torchinductor.indexing import coefficient_of, number, pieces, product, variable
-from torchinductor.ir import Kernel, Stage, compute_dtype
+from torchinductor.indexing import ONE, coefficient_of, number, pieces, product, variable
+from torchinductor.ir import OF_PLACES, Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
@@ -39,6 +41,7 @@ _MOST_PIECES = 5  # of the smaller or the larger of two indices along the innerm
 _MOST_APART = 4096  # elements of a row that are made bytes behind the loop that computes them
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 _MUCH = 32  # operations of a body beside which that costs nothing
+_SOME = 16  # the same where it is not known how long the row is: it may be shorter than a vector of bytes
 
 
 class Names:
@@ -56,7 +59,7 @@ class CppHandler(OpsHandler[Value]):
 
     def __init__(self, kernel: Kernel, names: Names, stage: Stage) -> None:
         self.kernel, self.names, self.stage = kernel, names, stage
-        self.text = StageText(kernel.laid_out(Layout), stage)
+        self.text = StageText(kernel.laid_out(Layout), stage, kernel.ranges)
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
         self.row_place = row_place(kernel, self.text.layout)
@@ -64,14 +67,26 @@ class CppHandler(OpsHandler[Value]):
         self.places: dict[str, IntExpr] = {}  # of values that are indices, or integers of the program's text
         self.choices: dict[Call, IntExpr] = {}  # of two indices, and what stands for each
         self.wider: dict[str, Value] = {}  # of bytes, the int32 values that they were
+        places = self.text.places  # of the innermost loop, where its parts are not known yet
+        self.by_parts = None if places is None else Choices(places, self.ranges, kernel.numbers)
 
     # emission -------------------------------------------------------------------------------------------------
     def _emit(self, text: str, dtype: torch.dtype, depth: int, short: bool = False) -> Value:
-        name = f"t{self.names.count}"
+        made = self._named(dtype, depth, short)
+        self._define(f"const {value_type(dtype)} {made.text} = {text};", depth)
+        return made
+
+    def _named(self, dtype: torch.dtype, depth: int, short: bool = False) -> Value:
+        """A value that is to be defined."""
         self.names.count += 1
+        return Value(f"t{self.names.count - 1}", dtype, depth, short)
+
+    def _define(self, line: str, depth: int, shorter: Line | None = None) -> None:
+        """Writes what only computes; `shorter`: what may stand for it in the innermost loop's parts."""
         for lines in (self.text.lines, self.text.values):
-            lines[depth].append(f"const {value_type(dtype)} {name} = {text};")
-        return Value(name, dtype, depth, short)
+            lines[depth].append(line)
+        if shorter is not None and self.text.places is not None:
+            self.text.places.shorter[line] = shorter
 
     def _depth(self, expr: IntExpr, *values: Value | None) -> int:
         deepest = max((self.depths.get(s, 0) for s in expr.symbols()), default=0)
@@ -83,8 +98,42 @@ class CppHandler(OpsHandler[Value]):
             if wraps(atom, self.ranges) and isinstance(atom, Call):
                 self._cut("ge", atom.left, atom.right)
             elif isinstance(atom, Call) and axis in atom.left.symbols() | atom.right.symbols():
-                expr = expr.substitute({atom: self._in_pieces(atom)})
+                known = self.text.loops[-1].most is not None and atom_expr(atom).symbols() == {axis}
+                expr = expr.substitute({atom: self._in_pieces(atom) if known else self._in_parts(atom)})
         return index_text(expr, self.ranges, self.kernel.numbers)
+
+    def _told_by_parts(self, expr: IntExpr) -> Choices | None:
+        """What tells an index along the innermost loop in each of its parts, where these are not numbers: then the
+        compiler sees what it is by itself."""
+        loop = self.text.loops[-1] if self.text.loops else None
+        if loop is None or loop.axis is None or self.by_parts is None:
+            return None
+        names = expr.symbols()
+        outside = (names - {loop.axis}) & self.depths.keys()
+        counted = loop.most is not None and names == {loop.axis}
+        if loop.axis not in names or outside or counted or not self.by_parts.note(expr):
+            return None
+        return self.by_parts
+
+    def _in_parts(self, choice: Call) -> IntExpr:
+        """What stands for a choice of indices: a variable, which is told without a choice in each part of the loop."""
+        known = self.choices.get(choice)
+        if known is not None:
+            return known
+        expr = atom_expr(choice)
+        self.choices[choice], by_parts = expr, self._told_by_parts(expr)
+        if by_parts is None:
+            return expr
+        name = f"j{self.names.count}"
+        self.names.count += 1
+        depth = len(self.text.loops)
+
+        def line(index: IntExpr) -> str:
+            return f"const i64 {name} = {index_text(index, self.ranges, self.kernel.numbers)};"
+
+        self._define(line(expr), depth, lambda part: line(by_parts.within(expr, part)))
+        self.depths[name], self.choices[choice] = depth, variable(name)
+        return self.choices[choice]
 
     def _in_pieces(self, choice: Call) -> IntExpr:
         """What stands for the smaller or the larger of two indices: a variable that is told by its pieces along the
@@ -108,24 +157,22 @@ class CppHandler(OpsHandler[Value]):
             self.depths[name], self.choices[choice] = depth, variable(name)
         return self.choices[choice]
 
-    def _jumps(self, buffer: str, index: IntExpr) -> bool:
-        """Whether a load along the innermost loop is not contiguous, from a buffer that surely has a first element."""
+    def _always(self, buffer: str, index: IntExpr, place: str, mask: Value) -> tuple[str, IntExpr] | None:
+        """What is read along the innermost loop whether a mask holds or not, and so vectorises: where it does not, the
+        buffer's beginning. And what has to be at least zero for the buffer to be as long as that."""
         axis = self.text.loops[-1].axis if self.text.loops else None
         step = coefficient_of(index, axis) if axis is not None else None
-        numel = product(self.kernel.buffers[buffer].shape).as_int()
-        return bool(numel) and (step is None or step.as_int() not in (0, 1))
-
-    def _start(self, buffer: str, index: IntExpr, mask: Value) -> IntExpr | None:
-        """Where a contiguous load along the innermost loop starts, if a mask holds for all of the loop or for nothing
-        of it and the buffer is surely as long as the loop."""
-        axis = self.text.loops[-1].axis if self.text.loops else None
-        if axis is None or mask.depth == len(self.text.loops):
+        numel = product(self.kernel.buffers[buffer].shape)
+        pointer, contiguous = self.names.pointer[buffer], step is not None and step.as_int() == 1
+        if contiguous and axis is not None and mask.depth < len(self.text.loops):
+            room, start = numel - self.ranges[axis], index - variable(axis)
+            element = f"{pointer}[(({self._index(start)}) & -(i64){mask.text}) + {self._index(index - start)}]"
+        elif step is None or step.as_int() not in (0, 1):
+            room, element = numel - ONE, f"{pointer}[({place}) & -(i64){mask.text}]"
+        else:
             return None
-        step, numel = coefficient_of(index, axis), product(self.kernel.buffers[buffer].shape).as_int()
-        length = self.ranges[axis].as_int()
-        if step is None or step.as_int() != 1 or numel is None or length is None or length > numel:
-            return None
-        return index - variable(axis)
+        known = room.as_int()
+        return (element, room) if (self.text.places is not None if known is None else known >= 0) else None
 
     def _turned(self, buffer: str, index: IntExpr, load: bool) -> str | None:
         """The place of an access that is contiguous across the vector axis in a buffer of the tile, which is turned
@@ -152,25 +199,36 @@ class CppHandler(OpsHandler[Value]):
             self.text.finishing.append(f"turn({name}, {vector.most}, {there}, {columns}, {rows});")
         return f"{name}[{tile.place}]"
 
-    def _stored_apart(self, buffer: str, index: IntExpr, value: Value) -> bool:
+    def _stored_apart(self, buffer: str, index: IntExpr, value: Value, plain: str) -> bool:
         """Stores a row of bytes behind the loop that computes them, where it is long. Within it they would make it one
         over as many elements at a time as a vector has bytes, which leaves much of a row over."""
         wide, layout = self.wider.get(value.text), self.text.layout
         if wide is None or self.stage.kind != "outer" or not layout.simd or layout.tile or layout.lanes:
             return False
-        loop = self.text.loops[-1] if self.text.loops else None
-        if loop is None or loop.axis is None or loop.most is None or wide.depth != len(self.text.loops):
+        loop, places = self.text.loops[-1] if self.text.loops else None, self.text.places
+        if loop is None or loop.axis is None or wide.depth != len(self.text.loops):
             return False
-        step = coefficient_of(index, loop.axis)
-        if step is None or step.as_int() != 1 or loop.most > _MOST_APART or len(self.stage.body.ops) < _MUCH:
+        step, most = coefficient_of(index, loop.axis), loop.most if places is None or loop.most else _MOST_APART
+        if step is None or step.as_int() != 1 or most is None or most > _MOST_APART:
+            return False
+        if len(self.stage.body.ops) < (_MUCH if loop.most else _SOME):
             return False
         name = f"row{self.names.count}_wide"
         self.names.count += 1
         element = f"{self.names.pointer[buffer]}[{self._index(index - variable(loop.axis))} + k]"
-        self.text.opening.append(f"i32 {name}[{loop.most}];")
-        self.text.inside.append(f"{name}[{loop.var} - {loop.start}] = {wide.text};")
+        array, line = f"i32 {name}[{most}];", f"{name}[{loop.var} - {loop.start}] = {wide.text};"
         each = f"for (i64 k = {loop.start}; k < {loop.stop}; k++)"
-        self.text.closing += ["#pragma omp simd", f"{each} {element} = (u8){name}[k - {loop.start}];"]
+        behind = ["#pragma omp simd", f"{each} {element} = (u8){name}[k - {loop.start}];"]
+        if loop.most is None and places is not None:  # such rows as the array has room for
+            places.assume(number(most) - self.ranges[loop.axis])
+            places.opening.append(array)
+            places.closing += behind
+            places.shorter[plain] = line
+            self.text.inside.append(plain)
+            return True
+        self.text.opening.append(array)
+        self.text.inside.append(line)
+        self.text.closing += behind
         return True
 
     # protocol -------------------------------------------------------------------------------------------------
@@ -181,21 +239,19 @@ class CppHandler(OpsHandler[Value]):
         short = dtype == torch.bfloat16
         if turned is not None:
             return self._emit(load_text(turned, dtype, None), compute_dtype(dtype), len(self.text.loops), short)
-        start = None if mask is None else self._start(buffer, index, mask)
-        if mask is not None and start is not None:
-            # Always reads, and so vectorises; where the mask does not hold it reads the buffer's beginning.
-            place = f"(({self._index(start)}) & -(i64){mask.text}) + {self._index(index - start)}"
-            text = f"keep({load_text(f'{pointer}[{place}]', dtype, None)}, {mask.text})"
-        elif mask is not None and self._jumps(buffer, index):
-            # Likewise; it reads the first element.
-            element = f"{pointer}[({place}) & -(i64){mask.text}]"
-            text = f"keep({load_text(element, dtype, None)}, {mask.text})"
-        else:
-            text = load_text(f"{pointer}[{place}]", dtype, mask.text if mask else None)
-        depth = self._depth(index, mask)
-        if buffer in self.stage.body.writes:
-            depth = len(self.text.loops)
-        return self._emit(text, compute_dtype(dtype), depth, short)
+        depth = len(self.text.loops) if buffer in self.stage.body.writes else self._depth(index, mask)
+        plain = load_text(f"{pointer}[{place}]", dtype, mask.text if mask else None)
+        always = None if mask is None else self._always(buffer, index, place, mask)
+        if mask is None or always is None:
+            return self._emit(plain, compute_dtype(dtype), depth, short)
+        text, room = f"keep({load_text(always[0], dtype, None)}, {mask.text})", always[1]
+        known, kind = room.as_int(), value_type(dtype)
+        if known is not None or self.text.places is None:
+            return self._emit(text, compute_dtype(dtype), depth, short)
+        self.text.places.assume(room)
+        made = self._named(compute_dtype(dtype), depth, short)
+        self._define(f"const {kind} {made.text} = {plain};", depth, f"const {kind} {made.text} = {text};")
+        return made
 
     def store(
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
@@ -216,7 +272,7 @@ class CppHandler(OpsHandler[Value]):
             line = f"{element} = {storage_text(text, dtype, compute)};"
         else:
             line = f"{element} = {storage_text(text, dtype, value.dtype, value.short)};"
-            if mask is None and self._stored_apart(buffer, index, value):
+            if mask is None and self._stored_apart(buffer, index, value, line):
                 return
         depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
         # A store stands in the innermost loop that its place depends on, or deeper with its value.
@@ -235,27 +291,55 @@ class CppHandler(OpsHandler[Value]):
         self.places[made.text] = expr
         return made
 
-    def _cut(self, op: str, a: IntExpr | None, b: IntExpr | None) -> None:
-        """Notes where along the innermost loop a comparison of indices changes."""
-        axis = self.text.loops[-1].axis if self.text.loops else None
-        if a is None or b is None or axis is None:
-            return
-        step = coefficient_of(a - b, axis)
-        rest = None if step is None else (a - b - step * variable(axis)).as_int()
-        if step is None or rest is None or step.as_int() not in (1, -1):
-            return
-        zero = -rest * (step.as_int() or 0)  # where both are equal
+    def _cut(self, op: str, a: IntExpr | None, b: IntExpr | None) -> Callable[[Part], bool] | None:
+        """Notes where along the innermost loop a comparison of indices changes. Where the compiler does not see what it
+        is in the loop's parts, gives that."""
+        loop = self.text.loops[-1] if self.text.loops else None
+        if a is None or b is None or loop is None or loop.axis is None:
+            return None
+        step = coefficient_of(a - b, loop.axis)
+        rest = None if step is None else a - b - step * variable(loop.axis)
+        if step is None or rest is None or not step.terms:
+            return None
+        known = rest.as_int()
+        if known is None or loop.most is None:
+            fixed = self.text.places is not None and not rest.symbols() & self.depths.keys()
+            return settled(op, a - b, self.text.places) if fixed and self.text.places is not None else None
+        if step.as_int() not in (1, -1):
+            return None
+        zero = -known * (step.as_int() or 0)  # where both are equal
         before = op in ("ge", "lt") if step.as_int() == 1 else op in ("gt", "le")
         self.text.cuts |= {zero, zero + 1} if op in ("eq", "ne") else {zero if before else zero + 1}
+        return None
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
         name = f"j{self.names.count}"
         self.names.count += 1
+        place = self.places.get(value.text)
+        by_parts = None if place is None else self._told_by_parts(place)
+        if by_parts is not None and place is not None and value.depth == len(self.text.loops):
+            return self._in_range(name, value, place, size, by_parts)
         inside = self._emit(f"(u64){value.text} < (u64)({self._index(size)})", torch.bool, value.depth).text
         # A wrong index is reported after the kernel; here it must only not leave the memory.
         self._flag(inside, value.depth, Fault.INDEX)
         self.text.lines[value.depth].append(f"const i64 {name} = {inside} ? {value.text} : 0;")
         self.depths[name] = value.depth
+        return variable(name)
+
+    def _in_range(self, name: str, value: Value, place: IntExpr, size: IntExpr, by_parts: Choices) -> IntExpr:
+        """A place that is computed from indices: the shorter lines hold where it is one of a dim of `size`."""
+        inside, depth, numbers = self._named(torch.bool, value.depth).text, value.depth, self.kernel.numbers
+        check = f"const bool {inside} = (u64){value.text} < (u64)({self._index(size)});"
+        self._define(check, depth, lambda part: f"const bool {inside} = true;")
+        self._flag(inside, depth, Fault.INDEX)
+
+        def line(part: Part) -> str:
+            return f"const i64 {name} = {index_text(by_parts.within(place, part), self.ranges, numbers)};"
+
+        self._define(f"const i64 {name} = {inside} ? {value.text} : 0;", depth, line)
+        if self.text.places is not None:
+            self.text.places.bounds.append(lambda: by_parts.bound(place, size))
+        self.depths[name] = depth
         return variable(name)
 
     def _flag(self, condition: str, depth: int, fault: Fault) -> None:
@@ -289,21 +373,41 @@ class CppHandler(OpsHandler[Value]):
         operand = args[1].dtype if result == "second" else args[0].dtype
         dtype = torch.bool if result == "bool" else operand
         depth = max(a.depth for a in args)
-        if op in _COMPARISONS:
-            self._cut(op, *(self.places.get(a.text) for a in args))
+        holds = self._cut(op, *(self.places.get(a.text) for a in args)) if op in _COMPARISONS else None
+        if holds is not None:
+            made, texts = self._named(dtype, depth), ("false", "true")
+            line = f"const bool {made.text} = {OPERATIONS[op](operand, *[a.text for a in args])};"
+            self._define(line, depth, lambda part: f"const bool {made.text} = {texts[holds(part)]};")
+            return made
         if op == "where" and self._padded(*args):
             text = f"pick<{value_type(dtype)}>({', '.join(a.text for a in args)})"
         elif op == "pow" and operand.is_floating_point:
             text = _power(operand, args[0].text, args[1].text)
         else:
             text = OPERATIONS[op](operand, *[a.text for a in args])
-        return self._emit(text, dtype, depth, op == "where" and args[1].short and args[2].short)
+        computed = self._emit(text, dtype, depth, op == "where" and args[1].short and args[2].short)
+        if dtype == torch.int64 and op in OF_PLACES:
+            self._note_place(op, computed, args)
+        return computed
+
+    def _note_place(self, op: str, computed: Value, args: tuple[Value, ...]) -> None:
+        """Notes an index that is computed from indices, where the innermost loop's parts are not numbers."""
+        loop = self.text.loops[-1] if self.text.loops else None
+        places = [place for arg in args if (place := self.places.get(arg.text)) is not None]
+        if loop is None or len(places) < len(args):
+            return
+        place = OF_PLACES[op](*places)
+        if loop.most is None or place.symbols() - self.depths.keys():
+            self.places[computed.text] = place
 
     def _padded(self, condition: Value, *values: Value) -> bool:
         """Whether one value of a choice changes within the innermost loop, and neither the condition nor the other do:
-        the window's place over the border. g++ does not vectorise a loop with several such choices."""
+        the window's place over the border. g++ does not vectorise a loop with several such choices; where nothing tells
+        how long the loop is, it does with none."""
         inside = [value.depth == len(self.text.loops) for value in values]
-        return self.text.layout.simd and condition.depth < len(self.text.loops) and inside.count(True) == 1
+        if not self.text.layout.simd or condition.depth == len(self.text.loops):
+            return False
+        return inside.count(True) == 1 or (all(inside) and self.text.loops[-1].most is None)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         words = self._words(seed, index, stream)

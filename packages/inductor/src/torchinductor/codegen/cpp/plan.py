@@ -97,7 +97,8 @@ def planned(kernel: Kernel, grain: int) -> Kernel:
 
     `grain`: elements of a cheap pointwise kernel from which on it is worth running in parallel.
     """
-    kernel = _ordered_scatter(kernel) if kernel.scatters else split_axes(kernel, _LEAST_TILE)
+    kernel = split_axes(kernel, _LEAST_TILE)
+    kernel = _ordered_scatter(kernel) if kernel.scatters else kernel
     layout = _loops(kernel, _vector_axis(kernel))
     if _is_far(kernel, layout):
         joined = join_passes(kernel, _joins)

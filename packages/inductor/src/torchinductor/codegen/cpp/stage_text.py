@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from torchinductor.codegen.cpp.expressions import index_text
+from torchinductor.codegen.cpp.loop_parts import Part, Places, substituted
 from torchinductor.codegen.cpp.plan import Layout, Loop
+from torchinductor.indexing import Ranges, number
 from torchinductor.ir import Stage
 
 _MOST_PARTS = 6  # of the innermost loop
@@ -30,7 +33,7 @@ class Value(NamedTuple):
 class StageText:
     """The statements of a stage, by where they stand."""
 
-    def __init__(self, layout: Layout, stage: Stage) -> None:
+    def __init__(self, layout: Layout, stage: Stage, ranges: Ranges) -> None:
         self.layout = layout
         self.loops: tuple[Loop, ...] = layout.inner if stage.kind == "inner" else layout.outer
         self.lines: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]  # by depth
@@ -45,6 +48,15 @@ class StageText:
         self.reductions: list[str] = []  # clauses of the simd pragma
         self.sequential = False  # whether the innermost loop's iterations need each other
         self.cuts: set[int] = set()  # where a condition on the innermost loop's variable changes
+        self.places = self._places(ranges)  # the same where sizes are symbols
+
+    def _places(self, ranges: Ranges) -> Places | None:
+        """Those of the innermost loop, if it can be written in parts."""
+        loop = self.loops[-1] if self.loops else None
+        if loop is None or loop.axis is None or not self.layout.simd or self.layout.tile is not None:
+            return None
+        whole = loop.start == "0" and loop.step == 1 and loop.stop == index_text(ranges[loop.axis], {})
+        return Places(loop.axis, ranges[loop.axis]) if whole else None
 
     @property
     def inside(self) -> list[str]:
@@ -96,9 +108,34 @@ class StageText:
         pad, pragma, inside = "  " * (depth + 1), [], self._nest(depth + 1, statements)
         if depth == len(self.loops) - 1 and self.layout.simd and not self.sequential:
             pragma = [f"{pad}#pragma omp simd" + "".join(f" {c}" for c in self.reductions)]
+            if self.places is not None and self.places.shorter:
+                return self._by_places(pad, pragma, statements, self.places)
         parts = self._parts() if pragma else []
         loops = [(pragma if part.most != 1 else [], part) for part in parts] or [(pragma, self.loops[depth])]
         return [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+
+    def _by_places(self, pad: str, pragma: list[str], statements: list[list[str]], places: Places) -> list[str]:
+        """The innermost loop in parts between places that symbols tell, and as a whole for sizes for which these are in
+        another order."""
+        places.found |= dict.fromkeys(map(number, self.cuts))
+        found: list[Part | None] = [*places.parts()]
+        if len(found) > _MOST_PARTS or len(found) * len(statements[-1]) > _MOST_LINES:
+            found = [None]
+        lines: list[str] = []
+        for part in found:
+            loop = self.loops[-1]
+            if part is not None:
+                loop = replace(loop, start=index_text(part.begin, {}), stop=index_text(part.end, {}), most=part.count)
+            inside = substituted(statements[-1], places.shorter, part)
+            before = pragma if loop.most != 1 else []
+            lines += [*before, f"{pad}{loop.head} {{", *(f"{pad}  {line}" for line in inside), f"{pad}}}"]
+        lines = [f"{pad}{line}" for line in places.opening] + lines + [f"{pad}{line}" for line in places.closing]
+        checks = places.conditions() if found[0] is not None else [*places.assumed]
+        if not checks:
+            return lines
+        whole = [*pragma, f"{pad}{self.loops[-1].head} {{", *(f"{pad}  {line}" for line in statements[-1]), f"{pad}}}"]
+        test = " && ".join(f"({index_text(check, {})} >= 0)" for check in checks)
+        return [f"{pad}if ({test}) {{", *lines, f"{pad}}} else {{", *whole, f"{pad}}}"]
 
     def _parts(self) -> list[Loop]:
         """The innermost loop in parts in which no condition on its variable changes, so that the compiler knows them
