@@ -20,7 +20,7 @@ from primtorch.layout import suggests_channels_last
 from primtorch.spec import Size
 
 # How many taps a place adds up one after the other: along one dim, and over all dims with nothing stored in between.
-_UNROLLED = 32
+_UNROLLED = 64
 _AT_ONCE = 16
 # Ratios of sizes beyond which positions are not counted in whole parts of an element.
 _LARGEST = 1 << 12
@@ -31,6 +31,7 @@ class Taps:
     """A matrix along one dim, of whose rows the elements that are not zero lie side by side.
 
     Attributes:
+        rows: how many places there are afterwards.
         count: how many of them a row has at most. A tap is known by its number among these.
         place: of a tap, the int64 element that each row takes, which is always one that there is.
         weight: of a tap, what each row multiplies that by; None for one.
@@ -38,6 +39,7 @@ class Taps:
             multiplied by zero.
     """
 
+    rows: int
     count: int
     place: Callable[[int], Value]
     weight: Callable[[int], Value | None]
@@ -53,7 +55,10 @@ def tapped(b: Builder, x: Value, taps: Sequence[Taps | None]) -> Value:
     by_rows = b.walks_windows(x.device) and not suggests_channels_last(x.shape, x.spec.strides)
     if len(given) == len(taps) and math.prod(one.count for _, one in given) <= _AT_ONCE and not by_rows:
         return _sum(b, x, first, [one for _, one in given])
-    for dim, one in given:
+    # The last dim, whose neighbours are taken from anywhere, where the image is smallest: what shrinks comes first.
+    shrink = [(dim, one) for dim, one in given if one.rows < x.shape[dim]]
+    grow = [(dim, one) for dim, one in reversed(given) if one.rows >= x.shape[dim]]
+    for dim, one in (*shrink, *grow):
         x = _sum(b, x, dim, [one])
     return x
 
@@ -89,6 +94,7 @@ def windows(b: Builder, size: int, out: int, device: torch.device) -> Taps | Non
     i = b.iota(out, device)
     first, last = (i * size) // out, ((i + 1) * size + (out - 1)) // out - 1
     return Taps(
+        out,
         max(lengths),
         lambda tap: first + tap if tap < min(lengths) else (first + tap).minimum(last),
         lambda tap: None,
@@ -124,7 +130,7 @@ class Positions:
         beyond = beyond.maximum(0) if self.start < 0 else beyond
         beyond = beyond.minimum(self.parts) if most > last else beyond
         second = beyond.to(like.dtype) / self.parts
-        return Taps(2, (low, high).__getitem__, (1.0 - second, second).__getitem__, lambda tap: None)
+        return Taps(self.out, 2, (low, high).__getitem__, (1.0 - second, second).__getitem__, lambda tap: None)
 
     def gradient(self, b: Builder, like: Value) -> Taps | None:
         """From the places that lie less than one element away; None where these are many."""
@@ -145,6 +151,7 @@ class Positions:
             return self.parts - (position - own).map(prims.abs)
 
         return Taps(
+            self.size,
             count,
             lambda tap: (first + tap).minimum(self.out - 1),
             lambda tap: near(tap).to(like.dtype) / self.parts,

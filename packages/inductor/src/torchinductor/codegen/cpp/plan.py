@@ -22,6 +22,7 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
+from torchinductor.codegen.cpp.phases import in_phases
 from torchinductor.indexing import below, coefficient_of, product
 from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Scan, Stage, Store
 from torchinductor.scheduling.axes import split_axes
@@ -98,7 +99,11 @@ def planned(kernel: Kernel, grain: int) -> Kernel:
     `grain`: elements of a cheap pointwise kernel from which on it is worth running in parallel.
     """
     kernel = _ordered_scatter(kernel) if kernel.scatters else split_axes(kernel, _LEAST_TILE)
-    layout = _loops(kernel, _vector_axis(kernel))
+    vector = _vector_axis(kernel)
+    apart = in_phases(kernel, vector) if vector is not None and not kernel.inner else None
+    if apart is not None and vector is not None:
+        kernel, vector = apart, next(axis for axis in apart.axes if axis.name == vector.name)
+    layout = _loops(kernel, vector)
     if _is_far(kernel, layout):
         joined = join_passes(kernel, _joins)
         if _loops(joined, _vector_axis(joined)) == layout:
