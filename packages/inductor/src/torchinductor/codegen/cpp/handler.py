@@ -56,7 +56,8 @@ class CppHandler(OpsHandler[Value]):
 
     def __init__(self, kernel: Kernel, names: Names, stage: Stage) -> None:
         self.kernel, self.names, self.stage = kernel, names, stage
-        self.text = StageText(kernel.laid_out(Layout), stage)
+        widths = (kernel.buffers[op.buffer].dtype.itemsize for op in stage.body.accesses)
+        self.text = StageText(kernel.laid_out(Layout), stage, min(widths, default=4))
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
         self.row_place = row_place(kernel, self.text.layout)
