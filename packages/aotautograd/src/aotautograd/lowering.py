@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from aotautograd.passes import output_node, output_values
+from aotautograd.returned import read_returned_copies
 from aotautograd.schemas import Dump, JointGraph, Opset
 from primtorch import graph_text
 from primtorch.builder import nowhere
@@ -53,7 +54,9 @@ def lower_joint(joint: JointGraph, lowering: Lowering, dump: Dump | None = None)
     made_by(lowered, f"lower to {opset}", joint.module)
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
-    return replace(joint, module=lowered)
+    joint = replace(joint, module=lowered)
+    read_returned_copies(joint)
+    return joint
 
 
 def lowered_values(joint: JointGraph, nodes: Sequence[fx.Node], lowering: Lowering) -> fx.GraphModule:
