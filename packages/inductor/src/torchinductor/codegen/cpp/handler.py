@@ -48,6 +48,7 @@ class Names:
         self.pointer = {name: f"p{k}" for k, name in enumerate(kernel.arguments)}
         self.pointer |= {name: f"row{k}" for k, name in enumerate(kernel.rows)}
         self.accumulators: dict[str, Accumulator] = {}
+        self.turned: dict[tuple[str, IntExpr], str] = {}  # what was loaded across the vector axis, by buffers of the tile
         self.count = 0
 
 
@@ -141,8 +142,13 @@ class CppHandler(OpsHandler[Value]):
         corner = index - variable(cross.var) - step * variable(vector.var)
         if (corner.symbols() | step.symbols()) & self.depths.keys():
             return None
+        known = self.names.turned.get((buffer, index)) if load else None
+        if known is not None:
+            return f"{known}[{tile.place}]"
         name = f"turned{self.names.count}"
         self.names.count += 1
+        if load:
+            self.names.turned[buffer, index] = name
         first = corner + variable(cross.start) + step * variable(vector.start)
         there = f"{self.names.pointer[buffer]} + {self._index(first)}, {self._index(step)}"
         rows, columns = (f"{loop.stop} - {loop.start}" for loop in (cross, vector))
