@@ -482,6 +482,10 @@ def _in_memory(x: Value) -> list[int]:
     return sorted(range(x.rank), key=lambda d: -int(strides[d]))
 
 
+# Elements of a window above which its rows are summed up first, and then their sums, where that goes by whole rows.
+_ROWS = 16
+
+
 def _window_taps(
     b: Builder, spatial: Sequence[Size], out: Sequence[Size], device: torch.device
 ) -> list[Taps | None] | None:
@@ -518,7 +522,8 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
         if all(isinstance(s, int) and s == 1 for s in sizes):
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
         sides = equal_windows(x.shape[first:], sizes)
-        if sides is not None and set(sides) != {1}:
+        by_rows = b.walks_windows(x.device) and not suggests_channels_last(x.shape, x.spec.strides)
+        if sides is not None and set(sides) != {1} and not (by_rows and product(sides) > _ROWS):
             means: Value = _lower_avg_pool(rank)(b, x, sides)
             return means
         taps = _window_taps(b, x.shape[first:], sizes, x.device)
@@ -640,11 +645,22 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
     return rule
 
 
+def _lower_adaptive_max_pool_backward(rank: int) -> Rule:
+    gathered = _lower_max_pool_backward(rank)
+
+    def rule(b: Builder, grad: Value, x: Value, indices: Value) -> Value:
+        sides = equal_windows(x.shape[x.rank - rank :], grad.shape[grad.rank - rank :])
+        if sides is None or product(sides) > _FEW:
+            return scatter_by_position(b, grad, x, indices, rank)
+        found: Value = gathered(b, grad, x, sides, sides, 0, 1, False, indices)
+        return found
+
+    return rule
+
+
 for _rank in (2, 3):
     OP.rule(f"adaptive_max_pool{_rank}d")(_lower_adaptive_max_pool(_rank))
-    OP.rule(f"adaptive_max_pool{_rank}d_backward")(
-        lambda b, grad, x, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
-    )
+    OP.rule(f"adaptive_max_pool{_rank}d_backward")(_lower_adaptive_max_pool_backward(_rank))
     OP.rule(f"fractional_max_pool{_rank}d_backward")(
         lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
     )
