@@ -31,7 +31,7 @@ from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
 from torchinductor.indexing import coefficient_of, number, pieces, product, variable
-from torchinductor.ir import Kernel, Stage, compute_dtype
+from torchinductor.ir import Apply, Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
@@ -61,6 +61,7 @@ class CppHandler(OpsHandler[Value]):
         self.text = StageText(kernel.laid_out(Layout), stage, min(widths, default=4))
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
+        self.heavy = any(op.heavy for op in stage.body.of(Apply))
         self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
         self.places: dict[str, IntExpr] = {}  # of values that are indices, or integers of the program's text
@@ -298,6 +299,8 @@ class CppHandler(OpsHandler[Value]):
         depth = max(a.depth for a in args)
         if op in _COMPARISONS:
             self._cut(op, *(self.places.get(a.text) for a in args))
+        if op == "where" and self._settles(*args):
+            self.text.settled[args[0].text] = None
         if op == "where" and self._padded(*args):
             text = f"pick<{value_type(dtype)}>({', '.join(a.text for a in args)})"
         elif op == "pow" and operand.is_floating_point:
@@ -305,6 +308,12 @@ class CppHandler(OpsHandler[Value]):
         else:
             text = OPERATIONS[op](operand, *[a.text for a in args])
         return self._emit(text, dtype, depth, op == "where" and args[1].short and args[2].short)
+
+    def _settles(self, condition: Value, *values: Value) -> bool:
+        """Whether a choice made for all of the innermost loop leaves out what is computed at length in it."""
+        inside = [value.depth == len(self.text.loops) for value in values]
+        named = condition.text.lstrip("t").isdigit()
+        return self.heavy and named and condition.depth < len(self.text.loops) and all(inside)
 
     def _padded(self, condition: Value, *values: Value) -> bool:
         """Whether one value of a choice changes within the innermost loop, and neither the condition nor the other do:

@@ -13,6 +13,7 @@ from torchinductor.ir import Stage
 
 _MOST_PARTS = 6  # of the innermost loop
 _MOST_LINES = 600  # of all of its parts
+_MOST_SETTLED = 2  # conditions for which there are loops of their own
 _VECTOR = 64  # bytes of the widest
 _LEAST_VECTOR = 8  # elements of the narrowest that is worth a part
 
@@ -46,6 +47,7 @@ class StageText:
         self.finishing: list[str] = []  # after all loops
         self.reductions: list[str] = []  # clauses of the simd pragma
         self.sequential = False  # whether the innermost loop's iterations need each other
+        self.settled: dict[str, None] = {}  # conditions before the innermost loop on what is computed at length there
         self.narrowest = narrowest  # bytes of the smallest elements that are read or written
         self.cuts: set[int] = set()  # where a condition on the innermost loop's variable changes
 
@@ -101,7 +103,20 @@ class StageText:
             pragma = [f"{pad}#pragma omp simd" + "".join(f" {c}" for c in self.reductions)]
         parts = self._parts() if pragma else []
         loops = [(pragma if part.most != 1 else [], part) for part in parts] or [(pragma, self.loops[depth])]
-        return [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+        lines = [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+        names = tuple(self.settled) if pragma and not self.reductions else ()
+        fits = len(names) <= _MOST_SETTLED and len(lines) << len(names) <= _MOST_LINES
+        return self._versions(pad, lines, names) if fits else lines
+
+    def _versions(self, pad: str, lines: list[str], names: tuple[str, ...]) -> list[str]:
+        """A loop for each way in which conditions hold for all of it: none computes what another one selects."""
+        if not names:
+            return lines
+        made: list[str] = []
+        for head, holds in ((f"if ({names[0]}) {{", "true"), ("} else {", "false")):
+            made += [f"{pad}{head}", f"{pad}  const bool {names[0]} = {holds};"]
+            made += [f"  {line}" for line in self._versions(pad, lines, names[1:])]
+        return [*made, f"{pad}}}"]
 
     def _parts(self) -> list[Loop]:
         """The innermost loop in parts in which no condition on its variable changes, so that the compiler knows them
