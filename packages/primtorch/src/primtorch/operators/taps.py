@@ -122,7 +122,7 @@ class Positions:
         """Between the two elements on both sides."""
         device, last = like.device, self.size - 1
         position = b.iota(self.out, device, self.start, self.step)
-        low, most = position // self.parts, self.before(self.out - 1)
+        low, most = position // self.parts, max(self.before(self.out - 1), 0)
         low = low.maximum(0) if self.start < 0 else low
         low = low.minimum(last) if most > last else low
         high = low + 1 if most < last else (low + 1).minimum(last)
