@@ -12,6 +12,7 @@ from aotautograd import min_cut, trace_joint
 from aotautograd.api import partition
 from aotautograd.lowering import Lowering, lower_joint
 from aotautograd.passes import output_values, simplify
+from aotautograd.returned import read_returned_copies
 
 Tensor = torch.Tensor
 PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -28,7 +29,9 @@ def test_what_the_caller_gets_is_what_is_kept(name: str) -> None:
     program, shared = PROGRAMS[name]
     x = torch.randn(2, 4, 6, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
     joint = trace_joint(lambda x: (program(x),), [x])
-    parts = partition(simplify(lower_joint(simplify(joint), Lowering("prims"))), min_cut())
+    lowered = lower_joint(simplify(joint), Lowering("prims"))
+    read_returned_copies(lowered)
+    parts = partition(simplify(lowered), min_cut())
     result, *kept = output_values(parts.forward.graph)
     assert isinstance(result, fx.Node)
     own = [value for value in kept if isinstance(value, fx.Node) and value.op != "placeholder"]

@@ -121,7 +121,9 @@ def test_rows_of_every_length(name: str) -> None:
         for found, eager, truth in zip(compiled(SUMS[name], x), SUMS[name](x), exact, strict=True):
             assert torch.equal(found.isnan(), eager.isnan()), f"seed {seed}: {columns} of {dtype}"
             fine = truth.isfinite()
-            error, theirs = ((t.double() - truth)[fine].abs().max().item() if fine.any() else 0.0 for t in (found, eager))
+            error, theirs = (
+                (t.double() - truth)[fine].abs().max().item() if fine.any() else 0.0 for t in (found, eager)
+            )
             unit = torch.finfo(found.dtype if found.is_floating_point() else torch.float32).eps
             scale = truth[fine].abs().max().item() if fine.any() else 0.0
             assert error <= 2 * theirs + 16 * unit * scale, f"seed {seed}: {columns} of {dtype}"

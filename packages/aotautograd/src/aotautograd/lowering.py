@@ -11,7 +11,6 @@ from torch import fx
 from torch._ops import OpOverload
 
 from aotautograd.passes import output_node, output_values
-from aotautograd.returned import read_returned_copies
 from aotautograd.schemas import Dump, JointGraph, Opset
 from primtorch import graph_text
 from primtorch.builder import nowhere
@@ -54,9 +53,7 @@ def lower_joint(joint: JointGraph, lowering: Lowering, dump: Dump | None = None)
     made_by(lowered, f"lower to {opset}", joint.module)
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
-    joint = replace(joint, module=lowered)
-    read_returned_copies(joint)
-    return joint
+    return replace(joint, module=lowered)
 
 
 def lowered_values(joint: JointGraph, nodes: Sequence[fx.Node], lowering: Lowering) -> fx.GraphModule:

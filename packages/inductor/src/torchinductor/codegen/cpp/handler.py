@@ -48,7 +48,7 @@ class Names:
         self.pointer = {name: f"p{k}" for k, name in enumerate(kernel.arguments)}
         self.pointer |= {name: f"row{k}" for k, name in enumerate(kernel.rows)}
         self.accumulators: dict[str, Accumulator] = {}
-        self.turned: dict[tuple[str, IntExpr], str] = {}  # what was loaded across the vector axis, by buffers of the tile
+        self.turned: dict[tuple[str, IntExpr], str] = {}  # loads across the vector axis: buffers of the tile
         self.count = 0
 
 

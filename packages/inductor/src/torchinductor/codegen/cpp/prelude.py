@@ -216,9 +216,9 @@ INLINE float fexp(float x) {
   const i32 k = __builtin_bit_cast(i32, t) - 0x4b400000, h = k >> 1;
   return p * __builtin_bit_cast(float, (h + 127) << 23) * __builtin_bit_cast(float, (k - h + 127) << 23);
 }
-// erf to 2.2 units in the last place: 1 - exp(y), y = log(erfc(|x|)) = -|x| * (1 + a polynomial of |x|), as -expm1(y)
-// where that is small: 1 - 2^n - 2^n * p. libmvec's for 512 bits takes half as long again and is 4 units off, its others
-// take less.
+// erf to 2.2 units in the last place: 1 - exp(y), y = log(erfc(|x|)) = -|x| * (1 + a polynomial of |x|). As 1 - 2^n -
+// 2^n * p it is -expm1(y) where that is small. libmvec's for 512 bits takes half as long again and is 4 units off, its
+// others take less.
 #if defined(VECTOR_ERF) && !defined(__AVX512F__)
 INLINE float ferf(float x) { return erff(x); }
 #else

@@ -132,8 +132,8 @@ class StageText:
         return [replace(loop, start=f"{a}L", stop=f"{b}L", most=b - a) for a, b in pairwise(ends)]
 
     def _rests(self, length: int) -> set[int]:
-        """Where whole vectors end, the widest first: what they leave over of a row that is summed up g++ 12 takes one by
-        one, which for 8 of 56 elements takes longer than all the others."""
+        """Where whole vectors end, the widest first: what these leave over of a row that is summed up g++ 12 takes one
+        by one, which for 8 of 56 elements takes longer than all the others."""
         vector, found = _VECTOR // self.narrowest, set()
         while vector >= _LEAST_VECTOR:
             found.add(length - length % vector)
