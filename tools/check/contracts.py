@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("analysis",),
         ("passes",),
         ("lowering", "in_place", "missing_tangents", "partitioners", "stages"),
-        ("kept_values", "other_sizes", "flattened", "compilers"),
+        ("kept_values", "other_sizes", "flattened", "compilers", "returned"),
         ("first_backward",),
         ("recompute", "double_backward", "unseen_writes", "assumptions", "eager_compiler", "wrappers"),
         ("recorder", "behind", "maxima"),

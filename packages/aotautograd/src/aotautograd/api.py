@@ -23,6 +23,7 @@ from aotautograd.outlines import outline_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import keep_refusals, simplify
+from aotautograd.returned import read_returned_copies
 from aotautograd.runtime import inference_callable, training_callable, updates_of
 from aotautograd.schemas import (
     BackwardGraph,
@@ -221,7 +222,10 @@ def _traced(
     if compilers.lowering is not None:
         if compilers.lowering.opset == "prims":  # elsewhere the backward of a pool reads what was pooled
             mask_at_maxima(joint)
-        joint = simplify(lower_joint(joint, compilers.lowering, dump))
+        joint = lower_joint(joint, compilers.lowering, dump)
+        if compilers.lowering.opset == "prims":
+            read_returned_copies(joint)
+        joint = simplify(joint)
     show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         return source, joint, None

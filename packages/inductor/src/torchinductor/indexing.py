@@ -285,8 +285,12 @@ def _atom_interval(atom: Symbol | Call, ranges: Ranges) -> tuple[int, int] | Non
         size = ranges[atom.key].as_int() if atom.key in ranges else None
         return None if size is None or size < 1 else (0, size - 1)
     left, right = interval(atom.left, ranges), interval(atom.right, ranges)
-    if left is None or right is None or atom.op not in ("min", "max"):
+    if left is None or right is None:
         return None
+    if atom.op in ("floordiv", "mod"):
+        if right[0] != right[1] or right[0] <= 0:
+            return None
+        return (left[0] // right[0], left[1] // right[0]) if atom.op == "floordiv" else (0, right[0] - 1)
     if atom.op == "max" and atom.left == -atom.right:  # the distance from zero
         return max(0, left[0], -left[1]), max(left[1], -left[0])
     among = min if atom.op == "min" else max

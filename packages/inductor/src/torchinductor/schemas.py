@@ -138,6 +138,8 @@ class DeviceTraits:
     biases_apart: bool = False
     # Whether a pooling's gradient by rows is added up window by window, rather than gathered by each position.
     walks_windows: bool = False
+    # How often a square root is repeated for it to be stored before: a kernel for it costs less. None: never for that.
+    repeated_roots: int | None = None
     # Whether what is written to one place by several iterations arrives in the loop's order.
     ordered_stores: bool = True
     # Sums of columns in the kernels that go through the rows; None: they are kernels of their own.

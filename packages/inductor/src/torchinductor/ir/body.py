@@ -115,13 +115,26 @@ class Body:
         return any(True for _ in self.of(Scan))
 
 
-OF_PLACES: Mapping[str, Callable[..., IntExpr]] = {
+def _multiple(a: IntExpr, b: IntExpr) -> IntExpr | None:
+    """Of a number: a product of two places is more than the loops' ranges say."""
+    return a * b if a.as_int() is not None or b.as_int() is not None else None
+
+
+def _share(a: IntExpr, b: IntExpr) -> IntExpr | None:
+    """By a number: where each of several windows begins."""
+    divisor = b.as_int()
+    return a // b if divisor is not None and divisor > 0 else None
+
+
+OF_PLACES: Mapping[str, Callable[..., IntExpr | None]] = {
     "add": operator.add,
     "sub": operator.sub,
     "neg": operator.neg,
     "abs": lambda a: a.maximum(-a),
     "maximum": IntExpr.maximum,
     "minimum": IntExpr.minimum,
+    "mul": _multiple,
+    "floor_div": _share,
 }
 """What is computed of indices and is one again."""
 

@@ -8,6 +8,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, product, reshape_index
+from torchinductor.ir import Apply, Recorder, space, space_index
 from torchinductor.lowering.context import Context, same_strides
 from torchinductor.lowering.values import Lazy, Masked, Ops, Size, Sizes, Strided, TensorValue
 
@@ -33,7 +34,8 @@ def expand(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
     lead = len(sizes) - len(t.shape)
     grown = [is_one(a) and not is_one(b) for a, b in zip(t.shape, sizes[lead:], strict=True)]
     repeats = any(grown) or any(not is_one(s) for s in sizes[:lead])
-    if repeats and isinstance(t.data, Lazy) and (t.heavy or t.cost > 8) and t.shape:
+    dear = t.heavy or t.cost > 8
+    if repeats and isinstance(t.data, Lazy) and t.shape and (dear or _repeats_root(ctx, t, sizes)):
         ctx.realize(t)
     if isinstance(t.data, Strided):
         kept = tuple(ZERO if g else s for g, s in zip(grown, t.data.strides, strict=True))
@@ -43,6 +45,16 @@ def expand(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
         return tuple(ZERO if g else i for g, i in zip(grown, index[lead:], strict=True))
 
     return _view(ctx, t, sizes, index_map)
+
+
+def _repeats_root(ctx: Context, t: TensorValue, sizes: Index) -> bool:
+    """Whether a square root would be computed for so many elements more than there are of it that it is stored."""
+    least, few, many = ctx.traits_of(t.device).repeated_roots, product(t.shape).as_int(), product(sizes).as_int()
+    if least is None or not few or many is None or many < least * few or not t.reads:
+        return False
+    recorder = Recorder({axis.name: axis.size for axis in space(t.shape)})
+    t.load(space_index(t.shape), recorder)
+    return any(op.op in ("sqrt", "rsqrt") for op in recorder.body().of(Apply))
 
 
 def permute(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:

@@ -12,6 +12,7 @@ from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Refusal, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
+from primtorch.operators.taps import Positions, positions, tapped
 from primtorch.operators.window import by_rows, equal_windows, laid_out, repeated, times
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -93,6 +94,16 @@ def _linear_weights(
     return low, high, (place - low.to(like.dtype)).maximum(0.0).minimum(1.0)
 
 
+def _positions(
+    spatial: Sequence[Size], out: Sequence[Size], align_corners: bool, scales: Sequence[float | None]
+) -> list[Positions] | None:
+    """Along each dim; None where they are not known of one."""
+    given = scales or (None,) * len(spatial)
+    found = [positions(size, n, align_corners, scale) for size, n, scale in zip(spatial, out, given, strict=True)]
+    known = [along for along in found if along is not None]
+    return known if len(known) == len(found) else None
+
+
 def refuse_bytes(x: Value) -> None:
     """Raises NotImplementedError for an image of integers."""
     if not x.dtype.is_floating_point:
@@ -106,6 +117,9 @@ def _linear(rank: int) -> Rule:
     def rule(b: Builder, x: Value, output_size: Sequence[Size], align_corners: bool, *scales: float | None) -> Value:
         refuse_bytes(x)
         out = x.compute()
+        known = _positions(x.shape[2:], output_size, align_corners, scales)
+        if known is not None:
+            return tapped(b, out, [along.interpolation(b, out) for along in known]).to(x.dtype)
         for d in range(rank):
             dim = 2 + d
             low, high, weight = _linear_weights(
@@ -131,6 +145,10 @@ def _linear_backward(rank: int) -> Rule:
         *scales: float | None,
     ) -> Value:
         g = grad.compute()
+        known = _positions(input_size[2:], output_size, align_corners, scales)
+        taps = [along.gradient(b, g) for along in known or ()]
+        if taps and None not in taps:
+            return tapped(b, g, taps).to(grad.dtype)
         for d in reversed(range(rank)):
             dim = 2 + d
             low, high, weight = _linear_weights(

@@ -19,6 +19,7 @@ from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_other_shape
+from primtorch.operators.taps import Taps, tapped, windows
 from primtorch.operators.window_places import (
     certainly_alike,
     flattened,
@@ -506,6 +507,38 @@ def _in_memory(x: Value) -> list[int]:
     return sorted(range(x.rank), key=lambda d: -strides[d])
 
 
+# Elements of a window above which its rows are summed up first, and then their sums, where that goes by whole rows.
+_ROWS = 16
+
+
+def _window_taps(
+    b: Builder, spatial: Sequence[Size], out: Sequence[Size], device: torch.device
+) -> list[Taps | None] | None:
+    """What sums the windows along each dim, nothing where they are single elements; None where windows are long, or
+    sizes not known."""
+    found: list[Taps | None] = []
+    for size, n in zip(spatial, out, strict=True):
+        if not (isinstance(size, int) and isinstance(n, int)):
+            return None
+        along = windows(b, size, n, device) if size != n else None
+        if along is None and size != n:
+            return None
+        found.append(along)
+    return found
+
+
+def _lengths(b: Builder, spatial: Sequence[Size], out: Sequence[Size], like: Value) -> Value:
+    """How many elements the windows have."""
+    total: Value | None = None
+    for d, (size, n) in enumerate(zip(spatial, out, strict=True)):
+        i = b.iota(n, like.device)
+        length = ((i + 1) * size + (n - 1)) // n - (i * size) // n
+        length = length.unsqueeze(*range(1, len(spatial) - d))
+        total = length if total is None else total * length
+    assert total is not None
+    return total.to(like.dtype)
+
+
 def _lower_adaptive_avg_pool(rank: int) -> Rule:
     def rule(b: Builder, x: Value, output_size: PerDim) -> Value:
         first = x.rank - rank
@@ -514,9 +547,13 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
         if all(isinstance(s, int) and s == 1 for s in sizes):
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
         sides = equal_windows(x.shape[first:], sizes)
-        if sides is not None and set(sides) != {1}:
+        by_rows = b.walks_windows(x.device) and not suggests_channels_last(x.shape, x.spec.strides)
+        if sides is not None and set(sides) != {1} and not (by_rows and product(sides) > _ROWS):
             means: Value = _lower_avg_pool(rank)(b, x, sides)
             return means
+        taps = _window_taps(b, x.shape[first:], sizes, x.device)
+        if taps is not None:
+            return (tapped(b, wide, taps) / _lengths(b, x.shape[first:], sizes, wide)).to(x.dtype)
         for d in range(rank):
             if not same_size(sizes[d], x.shape[first + d]):
                 wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
@@ -534,6 +571,9 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
         sides = equal_windows(x.shape[first:], grad.shape[first:])
         if sides is not None:
             return repeated(g / product(sides), sides).to(grad.dtype)
+        taps = _window_taps(b, grad.shape[first:], x.shape[first:], x.device)
+        if taps is not None:
+            return tapped(b, g / _lengths(b, x.shape[first:], grad.shape[first:], g), taps).to(grad.dtype)
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
@@ -631,11 +671,22 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
     return rule
 
 
+def _lower_adaptive_max_pool_backward(rank: int) -> Rule:
+    gathered = _lower_max_pool_backward(rank)
+
+    def rule(b: Builder, grad: Value, x: Value, indices: Value) -> Value:
+        sides = equal_windows(x.shape[x.rank - rank :], grad.shape[grad.rank - rank :])
+        if sides is None or product(sides) > _FEW:
+            return scatter_by_position(b, grad, x, indices, rank)
+        found: Value = gathered(b, grad, x, sides, sides, 0, 1, False, indices)
+        return found
+
+    return rule
+
+
 for _rank in (2, 3):
     OP.rule(f"adaptive_max_pool{_rank}d")(_lower_adaptive_max_pool(_rank))
-    OP.rule(f"adaptive_max_pool{_rank}d_backward")(
-        lambda b, grad, x, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
-    )
+    OP.rule(f"adaptive_max_pool{_rank}d_backward")(_lower_adaptive_max_pool_backward(_rank))
     OP.rule(f"fractional_max_pool{_rank}d_backward")(
         lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
     )

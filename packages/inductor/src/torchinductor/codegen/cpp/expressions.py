@@ -187,6 +187,10 @@ def _exp(dtype: torch.dtype, a: str) -> str:
     return f"exp({a})" if dtype == torch.float64 else f"fexp({a})"
 
 
+def _erf(dtype: torch.dtype, a: str) -> str:
+    return f"erf({a})" if dtype == torch.float64 else f"ferf({a})"
+
+
 def _one(dtype: torch.dtype) -> str:
     return "1.0" if dtype == torch.float64 else "1.0f"
 
@@ -229,12 +233,13 @@ def _signbit(dtype: torch.dtype, a: str) -> str:
 
 _LIBM = (
     "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
-    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erfc",
 )  # fmt: skip
 # op -> text(operand dtype, *operand texts)
 OPERATIONS: Mapping[str, Text] = {
     **{name: _libm(name) for name in _LIBM},
     "exp": _exp,
+    "erf": _erf,
     "abs": _float_or_int(_builtin("fabs"), lambda d, a: f"({value_type(d)})({a} < 0 ? -{a} : {a})"),
     "neg": lambda d, a: f"({value_type(d)})(-{a})",
     "sqrt": _builtin("sqrt"),

@@ -33,7 +33,7 @@ from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.rows import row_place
 from torchinductor.codegen.cpp.stage_text import StageText, Value
 from torchinductor.indexing import ONE, coefficient_of, number, pieces, product, variable
-from torchinductor.ir import OF_PLACES, Kernel, Stage, compute_dtype
+from torchinductor.ir import OF_PLACES, Apply, Kernel, Stage, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _MOST_WORDS = 4096  # random numbers that are made at one time
@@ -51,6 +51,7 @@ class Names:
         self.pointer = {name: f"p{k}" for k, name in enumerate(kernel.arguments)}
         self.pointer |= {name: f"row{k}" for k, name in enumerate(kernel.rows)}
         self.accumulators: dict[str, Accumulator] = {}
+        self.turned: dict[tuple[str, IntExpr], str] = {}  # loads across the vector axis: buffers of the tile
         self.count = 0
 
 
@@ -59,9 +60,11 @@ class CppHandler(OpsHandler[Value]):
 
     def __init__(self, kernel: Kernel, names: Names, stage: Stage) -> None:
         self.kernel, self.names, self.stage = kernel, names, stage
-        self.text = StageText(kernel.laid_out(Layout), stage, kernel.ranges)
+        widths = (kernel.buffers[op.buffer].dtype.itemsize for op in stage.body.accesses)
+        self.text = StageText(kernel.laid_out(Layout), stage, kernel.ranges, min(widths, default=4))
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
+        self.heavy = any(op.heavy for op in stage.body.of(Apply))
         self.row_place = row_place(kernel, self.text.layout)
         self.indices: dict[str, str] = {}  # of values that are indices, as text
         self.places: dict[str, IntExpr] = {}  # of values that are indices, or integers of the program's text
@@ -187,8 +190,13 @@ class CppHandler(OpsHandler[Value]):
         corner = index - variable(cross.var) - step * variable(vector.var)
         if (corner.symbols() | step.symbols()) & self.depths.keys():
             return None
+        known = self.names.turned.get((buffer, index)) if load else None
+        if known is not None:
+            return f"{known}[{tile.place}]"
         name = f"turned{self.names.count}"
         self.names.count += 1
+        if load:
+            self.names.turned[buffer, index] = name
         first = corner + variable(cross.start) + step * variable(vector.start)
         there = f"{self.names.pointer[buffer]} + {self._index(first)}, {self._index(step)}"
         rows, columns = (f"{loop.stop} - {loop.start}" for loop in (cross, vector))
@@ -379,6 +387,8 @@ class CppHandler(OpsHandler[Value]):
             line = f"const bool {made.text} = {OPERATIONS[op](operand, *[a.text for a in args])};"
             self._define(line, depth, lambda part: f"const bool {made.text} = {texts[holds(part)]};")
             return made
+        if op == "where" and self._settles(*args):
+            self.text.settled[args[0].text] = None
         if op == "where" and self._padded(*args):
             text = f"pick<{value_type(dtype)}>({', '.join(a.text for a in args)})"
         elif op == "pow" and operand.is_floating_point:
@@ -397,8 +407,14 @@ class CppHandler(OpsHandler[Value]):
         if loop is None or len(places) < len(args):
             return
         place = OF_PLACES[op](*places)
-        if loop.most is None or place.symbols() - self.depths.keys():
+        if place is not None and (loop.most is None or place.symbols() - self.depths.keys()):
             self.places[computed.text] = place
+
+    def _settles(self, condition: Value, *values: Value) -> bool:
+        """Whether a choice made for all of the innermost loop leaves out what is computed at length in it."""
+        inside = [value.depth == len(self.text.loops) for value in values]
+        named = condition.text.lstrip("t").isdigit()
+        return self.heavy and named and condition.depth < len(self.text.loops) and all(inside)
 
     def _padded(self, condition: Value, *values: Value) -> bool:
         """Whether one value of a choice changes within the innermost loop, and neither the condition nor the other do:

@@ -22,6 +22,7 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
+from torchinductor.codegen.cpp.phases import in_phases
 from torchinductor.indexing import below, coefficient_of, product
 from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Scan, Stage, Store
 from torchinductor.scheduling.axes import split_axes
@@ -30,6 +31,7 @@ from torchinductor.scheduling.online import join_passes
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
 _TILE = (16, 64)  # elements of a tile along the axis that some accesses are contiguous in, and along the vector axis
 _LEAST_TILE = 8  # of either
+_MOST_TURNED = 1 << 14  # elements of a tile of lanes
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _FAR = 1 << 22  # elements of a kernel with lanes from which on one pass over memory is better than two
@@ -99,7 +101,11 @@ def planned(kernel: Kernel, grain: int) -> Kernel:
     """
     kernel = split_axes(kernel, _LEAST_TILE)
     kernel = _ordered_scatter(kernel) if kernel.scatters else kernel
-    layout = _loops(kernel, _vector_axis(kernel))
+    vector = _vector_axis(kernel)
+    apart = in_phases(kernel, vector) if vector is not None and not kernel.inner else None
+    if apart is not None and vector is not None:
+        kernel, vector = apart, next(axis for axis in apart.axes if axis.name == vector.name)
+    layout = _loops(kernel, vector)
     if _is_far(kernel, layout):
         joined = join_passes(kernel, _joins)
         if _loops(joined, _vector_axis(joined)) == layout:
@@ -278,7 +284,20 @@ def _over_lanes(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: t
     chunked = not _ordered(kernel) and (reduced is None or reduced > 2 * _LANE_SUM_BLOCK) and bool(around)
     if chunked:
         around = (*around[:-1], *_split(around[-1], _LANE_SUM_BLOCK, kernel.ranges[around[-1].var]))
-    return Layout((*frame, blocks), (*around, lane), (lane,), vector.name, count, chunked=chunked)
+    tile = _turned_lanes(kernel, vector, lane)
+    return Layout((*frame, blocks), (*around, lane), (lane,), vector.name, count, chunked=chunked, tile=tile)
+
+
+def _turned_lanes(kernel: Kernel, vector: Axis, lane: Loop) -> Tile | None:
+    """All of the inner axis beside a block of lanes, where some accesses are contiguous along that axis: what one
+    iteration of the frame reads so is turned over once for all of its stages."""
+    if len(kernel.inner) != 1 or _ordered(kernel):
+        return None
+    (axis,) = kernel.inner
+    size = axis.size.as_int()
+    if size is None or size < _LEAST_TILE or size * (lane.most or 0) > _MOST_TURNED or (lane.most or 0) < _LEAST_TILE:
+        return None
+    return Tile(_full(axis), lane) if _crosses(kernel, axis, vector) else None
 
 
 def _in_tiles(cross: Axis, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
@@ -322,12 +341,19 @@ def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
         sizes = (axis.size.as_int(), vector.size.as_int())
         if axis is vector or any(n is not None and n < _LEAST_TILE for n in sizes):
             continue
-        for stage in kernel.stages:
-            for op in stage.body.accesses:
-                along, across = coefficient_of(op.index, axis.name), coefficient_of(op.index, vector.name)
-                if along is not None and along.as_int() == 1 and across is not None and across.terms:
-                    return axis
+        if _crosses(kernel, axis, vector):
+            return axis
     return None
+
+
+def _crosses(kernel: Kernel, axis: Axis, vector: Axis) -> bool:
+    """Whether an access is contiguous along an axis and jumps along the vector axis."""
+    for stage in kernel.stages:
+        for op in stage.body.accesses:
+            along, across = coefficient_of(op.index, axis.name), coefficient_of(op.index, vector.name)
+            if along is not None and along.as_int() == 1 and across is not None and across.terms:
+                return True
+    return False
 
 
 def _known_small(axes: list[Axis]) -> bool:

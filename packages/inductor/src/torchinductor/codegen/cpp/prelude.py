@@ -27,6 +27,8 @@ def _declarations() -> str:
                     f"{attribute}float {f}f({', '.join(['float'] * arity)}) noexcept; "
                     f"{attribute}double {f}({', '.join(['double'] * arity)}) noexcept;"
                 )
+    if have >= (2, 35):
+        lines.append("#define VECTOR_ERF")
     for f in _SCALAR_MATH_2.split():
         lines.append(f"float {f}f(float, float) noexcept; double {f}(double, double) noexcept;")
     return 'extern "C" {\n' + "\n".join(lines) + "\n}\n"
@@ -214,6 +216,36 @@ INLINE float fexp(float x) {
   const i32 k = __builtin_bit_cast(i32, t) - 0x4b400000, h = k >> 1;
   return p * __builtin_bit_cast(float, (h + 127) << 23) * __builtin_bit_cast(float, (k - h + 127) << 23);
 }
+// erf to 2.2 units in the last place: 1 - exp(y), y = log(erfc(|x|)) = -|x| * (1 + a polynomial of |x|). As 1 - 2^n -
+// 2^n * p it is -expm1(y) where that is small. libmvec's for 512 bits takes half as long again and is 4 units off, its
+// others take less.
+#if defined(VECTOR_ERF) && !defined(__AVX512F__)
+INLINE float ferf(float x) { return erff(x); }
+#else
+INLINE float ferf(float x) {
+  const i32 bits = __builtin_bit_cast(i32, x) & 0x7fffffff;
+  const float a = __builtin_bit_cast(float, bits < 0x40800000 ? bits : 0x40800000);  // 1 from 4 on
+  float u = FUSED(-4.07029693e-05f, a, 0.00038096332f);
+  u = FUSED(u, a, -0.00125163794f);
+  u = FUSED(u, a, -0.000205871664f);
+  u = FUSED(u, a, 0.0193218309f);
+  u = FUSED(u, a, -0.102814451f);
+  u = FUSED(u, a, -0.636616468f);
+  u = FUSED(u, a, -0.128379211f);
+  const float y = FUSED(u, a, -a);
+  // Of the sum's bits only the last nine, the exponent of 2^n, stay.
+  const float t = FUSED(y, 1.44269504f, 12583039.0f), n = t - 12583039.0f;
+  const float r = FUSED(n, -1.42860677e-6f, FUSED(n, -0.693145752f, y));
+  float p = FUSED(0.00138145f, r, 0.00836875f);
+  p = FUSED(p, r, 0.04166839f);
+  p = FUSED(p, r, 0.16666521f);
+  p = FUSED(p, r, 0.49999994f);
+  p = FUSED(p * r, r, r);
+  const float s = __builtin_bit_cast(float, __builtin_bit_cast(i32, t) << 23);
+  const float e = __builtin_copysignf(FUSED(-s, p, 1.0f - s), x);
+  return x != x ? x : e;
+}
+#endif
 INLINE float log_add(float a, float b) {
   float hi = max_nan(a, b), lo = min_nan(a, b);
   return hi == lo && __builtin_isinf(hi) ? hi : hi + log1pf(expf(lo - hi));

@@ -16,6 +16,9 @@ from torchinductor.ir import Stage
 
 _MOST_PARTS = 6  # of the innermost loop
 _MOST_LINES = 600  # of all of its parts
+_MOST_SETTLED = 2  # conditions for which there are loops of their own
+_VECTOR = 64  # bytes of the widest
+_LEAST_VECTOR = 8  # elements of the narrowest that is worth a part
 
 
 class Value(NamedTuple):
@@ -33,7 +36,7 @@ class Value(NamedTuple):
 class StageText:
     """The statements of a stage, by where they stand."""
 
-    def __init__(self, layout: Layout, stage: Stage, ranges: Ranges) -> None:
+    def __init__(self, layout: Layout, stage: Stage, ranges: Ranges, narrowest: int) -> None:
         self.layout = layout
         self.loops: tuple[Loop, ...] = layout.inner if stage.kind == "inner" else layout.outer
         self.lines: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]  # by depth
@@ -47,6 +50,8 @@ class StageText:
         self.finishing: list[str] = []  # after all loops
         self.reductions: list[str] = []  # clauses of the simd pragma
         self.sequential = False  # whether the innermost loop's iterations need each other
+        self.settled: dict[str, None] = {}  # conditions before the innermost loop on what is computed at length there
+        self.narrowest = narrowest  # bytes of the smallest elements that are read or written
         self.cuts: set[int] = set()  # where a condition on the innermost loop's variable changes
         self.places = self._places(ranges)  # the same where sizes are symbols
 
@@ -112,7 +117,20 @@ class StageText:
                 return self._by_places(pad, pragma, statements, self.places)
         parts = self._parts() if pragma else []
         loops = [(pragma if part.most != 1 else [], part) for part in parts] or [(pragma, self.loops[depth])]
-        return [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+        lines = [line for before, loop in loops for line in (*before, f"{pad}{loop.head} {{", *inside, f"{pad}}}")]
+        names = tuple(self.settled) if pragma and not self.reductions else ()
+        fits = len(names) <= _MOST_SETTLED and len(lines) << len(names) <= _MOST_LINES
+        return self._versions(pad, lines, names) if fits else lines
+
+    def _versions(self, pad: str, lines: list[str], names: tuple[str, ...]) -> list[str]:
+        """A loop for each way in which conditions hold for all of it: none computes what another one selects."""
+        if not names:
+            return lines
+        made: list[str] = []
+        for head, holds in ((f"if ({names[0]}) {{", "true"), ("} else {", "false")):
+            made += [f"{pad}{head}", f"{pad}  const bool {names[0]} = {holds};"]
+            made += [f"  {line}" for line in self._versions(pad, lines, names[1:])]
+        return [*made, f"{pad}}}"]
 
     def _by_places(self, pad: str, pragma: list[str], statements: list[list[str]], places: Places) -> list[str]:
         """The innermost loop in parts between places that symbols tell, and as a whole for sizes for which these are in
@@ -144,7 +162,17 @@ class StageText:
         loop = self.loops[-1]
         if loop.most is None or loop.start != "0" or loop.step != 1 or self.layout.tile is not None:
             return []
-        ends = [0, *sorted(cut for cut in self.cuts if 0 < cut < loop.most), loop.most]
+        cuts = self.cuts | (self._rests(loop.most) if self.reductions else set())
+        ends = [0, *sorted(cut for cut in cuts if 0 < cut < loop.most), loop.most]
         if not 2 < len(ends) <= _MOST_PARTS + 1 or len(ends) * len(self.lines[-1]) > _MOST_LINES:
             return []
         return [replace(loop, start=f"{a}L", stop=f"{b}L", most=b - a) for a, b in pairwise(ends)]
+
+    def _rests(self, length: int) -> set[int]:
+        """Where whole vectors end, the widest first: what these leave over of a row that is summed up g++ 12 takes one
+        by one, which for 8 of 56 elements takes longer than all the others."""
+        vector, found = _VECTOR // self.narrowest, set()
+        while vector >= _LEAST_VECTOR:
+            found.add(length - length % vector)
+            vector //= 2
+        return found
