@@ -240,6 +240,14 @@ def test_gradients_stay_in_the_images_order(name: str, layout: str) -> None:
     assert "copy_strided" not in kernels or not {"scatter_add", "index_put"} & set(kernels), kernels
 
 
+def test_what_a_kernel_is_not_told_is_not_asked() -> None:
+    """How many images there are, of which one is read: no index has that number."""
+    program: Program = lambda x: F.pad(x[2, :, 0, :4], (0, 0, 1, 2))
+    compiled = OverSymbols(program, torch.randn(5, 3, 8, 20), (0, 2, 3))
+    x = torch.randn(4, 3, 6, 9)
+    assert torch.equal(compiled(x), program(x))
+
+
 def test_rows_are_read_by_groups_without_a_division() -> None:
     compiled = OverSymbols(lambda x: x.flatten(2) * x.sum(3, keepdim=True).expand(x.shape).flatten(2),
                            torch.randn(2, 3, 8, 20), (2, 3))  # fmt: skip

@@ -175,7 +175,10 @@ class CppHandler(OpsHandler[Value]):
         else:
             return None
         known = room.as_int()
-        return (element, room) if (self.text.places is not None if known is None else known >= 0) else None
+        if known is not None:
+            return (element, room) if known >= 0 else None
+        told = self.text.places is not None and room.symbols() <= set(self.kernel.symbols)  # its numbers are at hand
+        return (element, room) if told else None
 
     def _turned(self, buffer: str, index: IntExpr, load: bool) -> str | None:
         """The place of an access that is contiguous across the vector axis in a buffer of the tile, which is turned
