@@ -315,7 +315,7 @@ class _Fusion:
             return False
         ops = sum(len(s.body.ops) for k in (first, operation) for s in k.stages)
         # Two results of one operator have most of their bodies in common: the maximum of a window, and where it is.
-        alike = bool({*first.origins} & {*operation.origins}) and not group.writes & reads
+        alike = {*first.origins} == {*operation.origins} and not group.writes & reads
         if ops > self.options.max_body * (4 if alike else 1):
             return False
         return not any(s.body.scans for k in (first, operation) for s in k.stages)
