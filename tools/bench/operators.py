@@ -3,11 +3,13 @@
     python tools/bench/operators.py                                            ours and eager, every operator
     python tools/bench/operators.py --only pool pad --layouts channels_last    a slice
     python tools/bench/operators.py --compilers torch torchcompile --write docs/results/cpu_operators.md
+    python tools/bench/operators.py --compilers torch fixed torchcompile --dynamic --write docs/results/cpu_symbols.md
 
 Models hide an operator that is slow in one layout behind their convolutions; here it stands alone. Images of
 4 x 64 x 56 x 56, one thread. The programs of a row are called in turn and each one's shortest time counts; values and
 gradients are held to eager's of float64, by its own error. Ratios above 1 are faster than eager. It exits with an error
-if a value is wrong or something ran eagerly.
+if a value is wrong or something ran eagerly. With --dynamic sizes are symbols to the compilers, but to "fixed", which is
+this stack for the sizes at hand.
 """
 
 from __future__ import annotations
@@ -125,12 +127,12 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                     yield from (Case(operator, layout, dtype, train) for train in (False, True))
 
 
-def compiled(compiler: str, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def compiled(compiler: str, function: Callable[[Tensor], Tensor], dynamic: bool) -> Callable[[Tensor], Tensor]:
+    wanted = True if dynamic and compiler != "fixed" else None
     if compiler == "torch":
         torch.compiler.reset()
-        return torch.compile(function)
-    torchcompile.reset()
-    return torchcompile.compile(function, fullgraph=True)
+        return torch.compile(function, dynamic=wanted)
+    return torchcompile.compile(function, fullgraph=True, dynamic=wanted)
 
 
 def runs(case: Case, program: Callable[[Tensor], Tensor]) -> bool:
@@ -170,10 +172,11 @@ def shortest(case: Case, programs: dict[str, Callable[[Tensor], Tensor]]) -> dic
     return best
 
 
-def measured(case: Case, compilers: list[str]) -> tuple[dict[str, float], list[str]]:
+def measured(case: Case, compilers: list[str], dynamic: bool) -> tuple[dict[str, float], list[str]]:
     """Milliseconds by program, and who is wrong or, of ours, ran eagerly."""
     function = OPERATORS[case.operator]
-    programs = {"eager": function, **{name: compiled(name, function) for name in compilers}}
+    torchcompile.reset()
+    programs = {"eager": function, **{name: compiled(name, function, dynamic) for name in compilers}}
     if "torch" in programs and not runs(case, programs["torch"]):
         del programs["torch"]
     faults = wrong(case, function, programs)
@@ -187,7 +190,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[""], help="operators whose name contains one of these")
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--dtypes", nargs="*", default=["float32"], choices=list(DTYPES))
-    parser.add_argument("--compilers", nargs="*", default=["torchcompile"], choices=["torch", "torchcompile"])
+    parser.add_argument("--compilers", nargs="*", default=["torchcompile"], choices=["torch", "fixed", "torchcompile"])
+    parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
     parser.add_argument("--write", type=Path, help="the page")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -199,7 +203,7 @@ def main() -> int:
     faults: list[str] = []
     theirs = 0  # rows in which torch.compile's values or strides are not eager's
     for case in track(list(cases(options)), "operators", disable=not sys.stderr.isatty()):
-        times, wrongly = measured(case, options.compilers)
+        times, wrongly = measured(case, options.compilers, options.dynamic)
         found = {name: times["eager"] / times[name] for name in options.compilers if name in times}
         for name, ratio in found.items():
             ratios[name].append(ratio)
