@@ -5,10 +5,10 @@
     python tools/bench/operators.py --compilers torch torchcompile --write docs/results/cpu_operators.md
     python tools/bench/operators.py --compilers torch fixed torchcompile --dynamic --write docs/results/cpu_symbols.md
 
-Models hide an operator that is slow in one layout behind their convolutions; here it stands alone. Images of
-4 x 64 x 56 x 56, one thread. The programs of a row are called in turn and each one's shortest time counts; values and
-gradients are held to eager's of float64, by its own error. Ratios above 1 are faster than eager. It exits with an error
-if a value is wrong or something ran eagerly. With --dynamic sizes are symbols to the compilers, but to "fixed", which is
+Models hide an operator that is slow in one layout behind their convolutions; here it stands alone. Images of 4 x 64 x
+56 x 56, one thread. The programs of a row are called in turn and each one's shortest time counts; values and gradients
+are held to eager's of float64, by its own error. Ratios above 1 are faster than eager. It exits with an error if a
+value is wrong or something ran eagerly. With --dynamic sizes are symbols to the compilers, but to "fixed", which is
 this stack for the sizes at hand.
 """
 
