@@ -3,6 +3,7 @@ vectors leave over of a row, tiles that lanes turn over, a loop for each way a c
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
@@ -42,11 +43,17 @@ def texts(program: Callable[..., object], *inputs: Tensor) -> str:
 
 # Each takes a source of random numbers, and gives a function of images that moves numbers by dividing places.
 STEPS: dict[str, Callable[[random.Random], Callable[[Tensor], Tensor]]] = {
-    "shuffled channels": lambda draw: lambda x, k=draw.choice((2, 3, 4, 6)): F.channel_shuffle(x, k),
+    "shuffled channels": lambda draw: (
+        lambda x, k=draw.choice((2, 3, 4, 6)): F.channel_shuffle(x, math.gcd(x.shape[1], k))
+    ),
     "pixels": lambda draw: lambda x, k=draw.choice((2, 4)): F.pixel_shuffle(x, k) if x.shape[1] % (k * k) == 0 else x,
     "blocks": lambda draw: lambda x, k=draw.choice((2, 3, 5)): x.repeat_interleave(k, draw.choice((1, 2, 3))),
     "a slice's gradient": lambda draw: _put(draw.choice((1, 2, 3)), draw.randint(0, 2), draw.choice((2, 3, 4))),
-    "turned": lambda draw: lambda x: x.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).flip(draw.choice((1, 2, 3))),
+    "turned": lambda draw: (
+        lambda x: (
+            x.unflatten(1, (-1, math.gcd(x.shape[1], 2))).transpose(1, 2).flatten(1, 2).flip(draw.choice((1, 2, 3)))
+        )
+    ),
     "picked and added": lambda draw: lambda x: x[..., ::2] + x[..., 1::2] if x.shape[3] % 2 == 0 else x,
 }
 
