@@ -204,7 +204,7 @@ def _no_kernel(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, *args: Any) -> Any:
         made = generate(self, *args)
-        if "erff(" in made.text:
+        if "ferf(" in made.text:
             raise NotImplementedError("planted")
         return made
 
@@ -307,7 +307,7 @@ FAULTS = (
     Planted("joint: tanh becomes sigmoid", "joint", "tanh", _joint(_becomes(aten.sigmoid.default), aten.tanh.default)),
     Planted("joint: the trace raises at softmax", "joint", "softmax", _joint(_refused, aten._softmax.default), raises=True),
     Planted("kernels: tanh's text is sin's", "kernels", "tanh", _text((r"tanhf\(", "sinf("))),
-    Planted("kernels: erf's text is sin's", "kernels", "gelu", _text((r"erff\(", "sinf("))),
+    Planted("kernels: erf's text is sin's", "kernels", "gelu", _text((r"ferf\(", "sinf("))),
     Planted("kernels: a maximum begins at zero", "kernels", "amax", _text((r"\(-__builtin_inff\(\)\)", "(0.25f)"))),
     Planted("kernels: a root is none", "kernels", "layer_norm", _text((r"__builtin_sqrtf\(", "("))),
     Planted("kernels: a wrong stride", "kernels", "matmul", _wrong_stride),
@@ -318,7 +318,7 @@ FAULTS = (
     Planted("capture: a stale global", "capture", "mul", _captured(_stale_global, "mul")),
     Planted("capture: sigmoid becomes tanh", "capture", "tanh", _captured(_to_tanh, "sigmoid")),
     Planted("capture: raises at softmax", "capture", "softmax", _capture_raises, raises=True),
-    Planted("kernels: erf's writes to null", "kernels", "gelu", _text((r"\berff\(", _NULL)), dies="SIGSEGV"),
+    Planted("kernels: erf's writes to null", "kernels", "gelu", _text((r"\bferf\(", _NULL)), dies="SIGSEGV"),
     Planted("kernels: tanh's is a trap", "kernels", "tanh", _text((r"\btanhf\(", _TRAP)), dies="SIGILL"),
     Planted("rule of softmax aborts", "prims", "softmax", _rule(aten._softmax.default, _dies(signal.SIGABRT)), dies="SIGABRT"),
     Planted("rule of sigmoid's gradient divides by zero", "prims", "sigmoid", _rule(aten.sigmoid_backward.default, _dies(signal.SIGFPE)), dies="SIGFPE"),

@@ -104,7 +104,7 @@ NULL = "(*(volatile float*)0 = 1.0f)*"
 def test_a_program_whose_kernel_would_end_it_goes_on(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _faulty(monkeypatch, "erff(", f"{NULL}erff(")
+    _faulty(monkeypatch, "ferf(", f"{NULL}ferf(")
     x = torch.randn(4, 3)
     compiled = torchcompile.compile(block, options={**OPTIONS, **options, "dump": str(tmp_path)})
     with pytest.warns(UserWarning, match=r"stage kernels: crashes: SIGSEGV") as told:
@@ -135,7 +135,7 @@ def test_a_capture_that_would_end_the_program_is_told() -> None:
 
 
 def test_under_strict_the_death_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _faulty(monkeypatch, "erff(", f"{NULL}erff(")
+    _faulty(monkeypatch, "ferf(", f"{NULL}ferf(")
     with pytest.raises(torchcompile.CompilerDied, match="stage kernels: crashes: SIGSEGV"):
         torchcompile.compile(block, options={**OPTIONS, "verify": True, "strict": True})(torch.randn(4, 3))
 
