@@ -17,7 +17,7 @@ import torch
 
 import primtorch
 from torchinductor import CppBackend, InductorOptions, begin_graph, codegen_for, register_codegen
-from torchinductor.cache import turn
+from torchinductor.cache import turn, turn_at_once
 from torchinductor.codegen.base import Building, Built, generated
 from torchinductor.errors import BuildFailed
 from torchinductor.source import planned_operations
@@ -166,6 +166,20 @@ def test_requests_of_a_process_that_dies_or_is_ended_are_told(tmp_path: Path) ->
             assert time.monotonic() < until
             time.sleep(0.01)
     assert len(compiler.compile([*sources(10), *sources(11), *sources(12)])) == 6
+    compiler.close()
+
+
+def test_what_another_process_did_not_come_to_is_compiled_at_once(tmp_path: Path) -> None:
+    """All that it had the turn of is asked for together, when it has let go."""
+    wanted, folder = [*sources(13), *sources(14)], tmp_path / "cache"
+    compiler, other = (TritonCompiler(90, folder, workers=workers) for workers in (2, 1))
+    turns = [turn_at_once(folder / f"{other.key(source)}.json") for source in wanted]
+    begun, asked = compiler.begin(wanted), []
+    ask = compiler._server.ask
+    compiler._server.ask = lambda requests: (asked.append(len(requests)), ask(requests))[1]  # type: ignore[method-assign]
+    threading.Timer(0.5, lambda: [over() for over in turns if over is not None]).start()
+    assert [binary.hit for binary in begun.finish()] == [False] * 4 and None not in turns
+    assert sum(asked) == 4 and len(asked) <= 2  # one, if it did not look while they were let go
     compiler.close()
 
 

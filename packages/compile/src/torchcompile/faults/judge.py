@@ -101,9 +101,12 @@ class Judge:
         with numbers_of_its_own():
             for beside in range(1, _BESIDE + 1):
                 judge = self._in_double(beside)
+                try:
+                    there = results(self.program.module.forward, self.program.inputs, wide=False, beside=beside)[part]
+                except Exception:  # eager refuses numbers there, for their values
+                    judge = None
                 if judge is None:
                     return eager
-                there = results(self.program.module.forward, self.program.inputs, wide=False, beside=beside)[part]
                 errors = [max(e, _distance(*pair)) for e, *pair in zip(errors, there, judge[part], strict=True)]
         return [_moved(*of) for of in zip(eager, exact, errors, strict=True)]
 

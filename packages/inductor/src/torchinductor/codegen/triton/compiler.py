@@ -6,11 +6,13 @@ import atexit
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -21,11 +23,13 @@ from queue import SimpleQueue
 from typing import IO, TypedDict
 
 from primtorch import forks
-from torchinductor.cache import DiskCache, turn, turn_at_once
+from torchinductor.cache import MOST_WAITING, DiskCache, turn_at_once
 from torchinductor.errors import BuildFailed
 from torchinductor.schemas import Binaries
 
 from .writer import TritonSource
+
+_log = logging.getLogger(__name__)
 
 WORKER = Path(__file__).with_name("worker.py")
 Reply = dict[str, str]
@@ -58,26 +62,27 @@ class Compiling:
 
     Attributes:
         found: what was in a cache.
-        lacking: the others by their places: each waits for its binary.
+        wait: gives the others, by their places; None where nothing is lacking.
         anew: compiles all of them, for a forked process, where nobody waits for the replies.
         process: which is waiting for them.
     """
 
     found: Sequence[Binary | None]
-    lacking: Mapping[int, Callable[[], Binary]]
+    wait: Callable[[], Mapping[int, Binary]] | None
     anew: Callable[[], list[Binary]]
     process: int = field(default_factory=os.getpid)
 
     @property
     def apart(self) -> bool:
         """Whether the compiling process is at work."""
-        return bool(self.lacking)
+        return self.wait is not None
 
     def finish(self) -> list[Binary]:
         """Waits for the binaries, in the sources' order. Raises BuildFailed."""
-        if self.lacking and self.process != os.getpid():
+        if self.wait is not None and self.process != os.getpid():
             return self.anew()
-        return [self.lacking[place]() if binary is None else binary for place, binary in enumerate(self.found)]
+        built = self.wait() if self.wait is not None else {}
+        return [built[place] if binary is None else binary for place, binary in enumerate(self.found)]
 
 
 @functools.cache  # each kernel's key has it, and to look it up takes a millisecond
@@ -228,12 +233,12 @@ def _send(pipe: IO[bytes], text: bytes) -> None:
         rest = rest[pipe.write(rest) :]
 
 
-def _same(binary: Binary) -> Binary:
-    return binary
-
-
 def _ended(over: Callable[[], None], reply: Future[Reply]) -> None:
     over()
+
+
+def _nothing() -> None:
+    """Ends the turn of who has none."""
 
 
 class TritonCompiler:
@@ -277,38 +282,50 @@ class TritonCompiler:
         """Begins what `compile` does: what is in no cache is compiled from now on, the longest text first."""
         keys = [self.key(source) for source in sources]
         found = [self._read(key, brought) for key in keys]
-        missing = {key: source for key, source, binary in zip(keys, sources, found, strict=True) if binary is None}
-        waits = self._begun(dict(sorted(missing.items(), key=lambda item: -len(item[1].text))))
-        lacking = {place: waits[key] for place, key in enumerate(keys) if found[place] is None}
-        return Compiling(found, lacking, functools.partial(self.compile, sources, brought))
+        lacking = {place: keys[place] for place, binary in enumerate(found) if binary is None}
+        missing = {key: sources[place] for place, key in lacking.items()}
+        missing = dict(sorted(missing.items(), key=lambda item: -len(item[1].text)))
+        replies = self._ask(missing) if missing else {}
 
-    def _begun(self, sources: Mapping[str, TritonSource]) -> dict[str, Callable[[], Binary]]:
-        """Asks for sources by their keys; what waits for each binary. Ranks of one machine ask for the same kernels at
-        the same time: what another process has begun is waited for, and compiled here where that made nothing of it."""
-        waits: dict[str, Callable[[], Binary]] = {}
-        turns = {key: turn_at_once(self.folder / f"{key}.json") for key in sources}
-        for key, over in turns.items():
-            if over is None:
-                waits[key] = functools.partial(self._waited, key, sources[key])
-            elif (binary := self._read(key)) is not None:  # made since it was looked for
-                over()
-                waits[key] = functools.partial(_same, binary)
-        asked = {key: over for key, over in turns.items() if over is not None and key not in waits}
+        def wait() -> dict[int, Binary]:
+            built = self._wait(missing, replies)
+            return {place: built[key] for place, key in lacking.items()}
+
+        return Compiling(found, wait if missing else None, functools.partial(self.compile, sources, brought))
+
+    def _wait(self, sources: Mapping[str, TritonSource], replies: dict[str, Future[Reply]]) -> dict[str, Binary]:
+        """The binaries by their keys. What another process or thread had begun is waited for, and compiled here where
+        that made nothing of it, or takes too long."""
+        built = {key: self._built(key, sources[key], reply) for key, reply in replies.items()}
+        end = time.monotonic() + MOST_WAITING
+        while rest := {key: source for key, source in sources.items() if key not in built}:
+            built |= {key: binary for key in rest if (binary := self._read(key)) is not None}
+            rest = {key: source for key, source in rest.items() if key not in built}
+            late = bool(rest) and time.monotonic() > end
+            if late:
+                _log.warning("another process takes more than %.0f s for kernels: they are compiled here", MOST_WAITING)
+            asked = self._ask(rest, in_turn=not late) if rest else {}
+            built |= {key: self._built(key, sources[key], reply) for key, reply in asked.items()}
+            if rest and not asked:
+                time.sleep(0.01)
+        return built
+
+    def _ask(self, sources: Mapping[str, TritonSource], in_turn: bool = True) -> dict[str, Future[Reply]]:
+        """The replies to requests for sources, by their keys. Ranks of one machine ask for the same kernels at the same
+        time: `in_turn`, what another process or thread has the turn of is left to that."""
+        ours: dict[str, Callable[[], None]] = {}
         with ExitStack() as stack:
-            for over in asked.values():
-                stack.callback(over)
-            replies = self._server.ask([self._request(key, sources[key]) for key in asked]) if asked else []
+            for key in sources:
+                over = turn_at_once(self.folder / f"{key}.json") if in_turn else _nothing
+                if over is not None and self._read(key) is not None:  # made since it was looked for
+                    over()
+                elif over is not None:
+                    ours[key] = stack.callback(over)
+            replies = self._server.ask([self._request(key, sources[key]) for key in ours]) if ours else []
             stack.pop_all()  # they end with the replies
-        for (key, over), reply in zip(asked.items(), replies, strict=True):
+        for over, reply in zip(ours.values(), replies, strict=True):
             reply.add_done_callback(functools.partial(_ended, over))
-            waits[key] = functools.partial(self._built, key, sources[key], reply)
-        return waits
-
-    def _waited(self, key: str, source: TritonSource) -> Binary:
-        """What another process, or another thread, was compiling."""
-        with turn(self.folder / f"{key}.json"):
-            found = self._read(key)
-            return found or self._built(key, source, self._server.ask([self._request(key, source)])[0])
+        return dict(zip(ours, replies, strict=True))
 
     def _request(self, key: str, source: TritonSource) -> dict[str, object]:
         return {
