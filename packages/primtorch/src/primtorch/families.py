@@ -27,8 +27,9 @@ F = TypeVar("F")
 
 FAMILIES = (
     "elementwise", "special", "activation", "reduction", "scan", "sort", "view", "shape", "creation",
-    "advanced_indexing", "indexing", "embedding", "ragged", "window", "patches", "resampling", "contraction",
-    "quantised", "attention", "normalization", "batch_normalization", "softmax", "loss", "linalg", "fft", "random",
+    "advanced_indexing", "indexing", "embedding", "ragged", "window", "adaptive_windows", "patches", "resampling",
+    "contraction", "quantised", "attention", "normalization", "batch_normalization", "softmax", "loss", "linalg", "fft",
+    "random",
 )  # fmt: skip
 """Files of `primtorch.operators`. The first fake tensor or lowering loads them: `import primtorch` is for sizes too."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product as cartesian
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +17,14 @@ from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
-from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_other_shape
-from primtorch.operators.taps import Taps, tapped, windows
+from primtorch.operators.refusals import refuse, refuse_batch, refuse_other_shape
 from primtorch.operators.window_places import (
     certainly_alike,
-    flattened,
-    numbers_along,
     offsets_in_blocks,
     positions_in_blocks,
     positions_of,
 )
-from primtorch.prims.window import offset_dtype, pooled_size
+from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
@@ -42,7 +38,7 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 
 # --- pooling -------------------------------------------------------------------------------------
-def _lower_max_pool(rank: int) -> Rule:
+def lower_max_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
         x: Value,
@@ -92,7 +88,7 @@ def by_rows(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> Te
 
 
 # Of the pools over volumes, those that average and those that adapt forget channels_last.
-_LAID_OUT = {1: laid_out, 2: laid_out, 3: by_rows}
+LAID_OUT = {1: laid_out, 2: laid_out, 3: by_rows}
 
 
 def _pooled_shape(
@@ -168,17 +164,14 @@ def _refuse_max_pool(spatial: int) -> Refusal:
 
 
 OP.refuses("max_pool2d_with_indices")(_refuse_max_pool(2))
-OP.rule("max_pool2d_with_indices")(_lower_max_pool(2))
+OP.rule("max_pool2d_with_indices")(lower_max_pool(2))
 OP.formula("max_pool3d_with_indices")(_max_pool(3))
 OP.refuses("max_pool3d_with_indices")(_refuse_max_pool(3))
-OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
+OP.rule("max_pool3d_with_indices")(lower_max_pool(3))
 
 
-@OP.formula(
-    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
-    "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward"
-)
-def _pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+@OP.formula("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward")
+def pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
 
 
@@ -195,8 +188,8 @@ def _refuse_max_pool_backward(
     _check_window(kernel_size, stride, padding, dilation)
 
 
-@OP.formula("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
-def _pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+@OP.formula("avg_pool3d_backward")
+def pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return by_rows(x, tuple(x.shape))
 
 
@@ -211,7 +204,7 @@ def _overlap(kernel: Size, stride: Size, dilation: Size) -> int | None:
     return dilation * (kernel - 1) // stride + 1
 
 
-def _lower_max_pool_backward(rank: int) -> Rule:
+def lower_max_pool_backward(rank: int) -> Rule:
     """Each position looks at the windows over it, and takes the gradients of those whose maximum it was."""
 
     def rule(
@@ -268,18 +261,18 @@ def _lower_max_pool_backward(rank: int) -> Rule:
 
 
 for _rank in (2, 3):
-    OP.rule(f"max_pool{_rank}d_with_indices_backward")(_lower_max_pool_backward(_rank))
+    OP.rule(f"max_pool{_rank}d_with_indices_backward")(lower_max_pool_backward(_rank))
 
 
 def equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
     """The sides of the windows of one size that cover these dims without overlap, one for each element of `out`; None
     where they are not known, or no such windows are."""
-    sides = [_side(s, n) for s, n in zip(spatial, out, strict=True)]
+    sides = [side_of(s, n) for s, n in zip(spatial, out, strict=True)]
     known = tuple([side for side in sides if isinstance(side, int)])
     return known if len(known) == len(sides) else None
 
 
-def _side(size: Size, out: Size) -> Size | None:
+def side_of(size: Size, out: Size) -> Size | None:
     """How many elements of a dim each of `out` windows has that share it alike, whatever symbols stand for; None where
     this is not certain."""
     if isinstance(size, int) and isinstance(out, int):
@@ -299,7 +292,7 @@ def repeated(x: Value, sides: Sequence[int]) -> Value:
     return blocks.reshape((*lead, *(size * side for size, side in zip(spatial, sides, strict=True))))
 
 
-def _lower_avg_pool(rank: int) -> Rule:
+def lower_avg_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
         x: Value,
@@ -423,7 +416,7 @@ def _lower_avg_pool_backward(rank: int) -> Rule:
 
 
 def _avg_pool(spatial: int) -> Formula:
-    kept = _LAID_OUT[spatial]
+    kept = LAID_OUT[spatial]
 
     def formula(
         x: TensorLike,
@@ -463,24 +456,15 @@ def _refuse_avg_pool(spatial: int) -> Refusal:
 
 
 OP.refuses("avg_pool1d")(_refuse_avg_pool(1))
-OP.rule("avg_pool1d")(_lower_avg_pool(1))
+OP.rule("avg_pool1d")(lower_avg_pool(1))
 OP.formula("avg_pool2d")(_avg_pool(2))
 OP.refuses("avg_pool2d")(_refuse_avg_pool(2))
-OP.rule("avg_pool2d")(_lower_avg_pool(2))
+OP.rule("avg_pool2d")(lower_avg_pool(2))
 OP.formula("avg_pool3d")(_avg_pool(3))
 OP.refuses("avg_pool3d")(_refuse_avg_pool(3))
-OP.rule("avg_pool3d")(_lower_avg_pool(3))
+OP.rule("avg_pool3d")(lower_avg_pool(3))
 OP.rule("avg_pool2d_backward")(_lower_avg_pool_backward(2))
 OP.rule("avg_pool3d_backward")(_lower_avg_pool_backward(3))
-
-
-def _averaging(b: Builder, size: Size, out: Size, like: Value) -> Value:
-    """(out, size) matrix whose row i averages the window [floor(i*size/out), ceil((i+1)*size/out))."""
-    i = b.iota(out, like.device)
-    start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
-    j = b.iota(size, like.device).unsqueeze(0)
-    inside = (j >= start.unsqueeze(1)) & (j < stop.unsqueeze(1))
-    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)
 
 
 _UNKNOWN = 1 << 20  # what a stride that depends on data is taken for
@@ -505,191 +489,6 @@ def _in_memory(x: Value) -> list[int]:
     """The dims from the outermost to the innermost, as the strides say, or those of the example."""
     strides = [hint_of(stride, _UNKNOWN) for stride in x.spec.strides]
     return sorted(range(x.rank), key=lambda d: -strides[d])
-
-
-# Elements of a window above which its rows are summed up first, and then their sums, where that goes by whole rows.
-_ROWS = 16
-
-
-def _window_taps(
-    b: Builder, spatial: Sequence[Size], out: Sequence[Size], device: torch.device
-) -> list[Taps | None] | None:
-    """What sums the windows along each dim, nothing where they are single elements; None where windows are long, or
-    sizes not known."""
-    found: list[Taps | None] = []
-    for size, n in zip(spatial, out, strict=True):
-        if not (isinstance(size, int) and isinstance(n, int)):
-            return None
-        along = windows(b, size, n, device) if size != n else None
-        if along is None and size != n:
-            return None
-        found.append(along)
-    return found
-
-
-def _lengths(b: Builder, spatial: Sequence[Size], out: Sequence[Size], like: Value) -> Value:
-    """How many elements the windows have."""
-    total: Value | None = None
-    for d, (size, n) in enumerate(zip(spatial, out, strict=True)):
-        i = b.iota(n, like.device)
-        length = ((i + 1) * size + (n - 1)) // n - (i * size) // n
-        length = length.unsqueeze(*range(1, len(spatial) - d))
-        total = length if total is None else total * length
-    assert total is not None
-    return total.to(like.dtype)
-
-
-def _lower_adaptive_avg_pool(rank: int) -> Rule:
-    def rule(b: Builder, x: Value, output_size: PerDim) -> Value:
-        first = x.rank - rank
-        sizes = tuple(x.shape[first + d] if s is None else s for d, s in enumerate(per_dim(output_size, rank)))
-        wide = x.compute()
-        if all(isinstance(s, int) and s == 1 for s in sizes):
-            return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
-        sides = equal_windows(x.shape[first:], sizes)
-        by_rows = b.walks_windows(x.device) and not suggests_channels_last(x.shape, x.spec.strides)
-        if sides is not None and set(sides) != {1} and not (by_rows and product(sides) > _ROWS):
-            means: Value = _lower_avg_pool(rank)(b, x, sides)
-            return means
-        taps = _window_taps(b, x.shape[first:], sizes, x.device)
-        if taps is not None:
-            return (tapped(b, wide, taps) / _lengths(b, x.shape[first:], sizes, wide)).to(x.dtype)
-        for d in range(rank):
-            if not same_size(sizes[d], x.shape[first + d]):
-                wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
-        return wide.to(x.dtype)
-
-    return rule
-
-
-def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
-    def rule(b: Builder, grad: Value, x: Value) -> Value:
-        first = x.rank - rank
-        g = grad.compute()
-        if all(isinstance(grad.shape[first + d], int) and grad.shape[first + d] == 1 for d in range(rank)):
-            return (g / product(x.shape[first:])).expand(x.shape).to(grad.dtype)
-        sides = equal_windows(x.shape[first:], grad.shape[first:])
-        if sides is not None:
-            return repeated(g / product(sides), sides).to(grad.dtype)
-        taps = _window_taps(b, grad.shape[first:], x.shape[first:], x.device)
-        if taps is not None:
-            return tapped(b, g / _lengths(b, x.shape[first:], grad.shape[first:], g), taps).to(grad.dtype)
-        for d in range(rank):
-            if not same_size(grad.shape[first + d], x.shape[first + d]):
-                matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
-                g = times(b, g, first + d, matrix.transpose(0, 1))
-        return g.to(grad.dtype)
-
-    return rule
-
-
-@OP.formula("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def _adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> TensorSpec:
-    lead = x.dim() - len(output_size)
-    return _LAID_OUT[len(output_size)](x, (*x.shape[:lead], *output_size))
-
-
-@OP.refuses("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def _refuse_adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> None:
-    rank = len(output_size)
-    refuse(x.dim() not in (rank + 1, rank + 2), lambda: f"Expected {rank + 1}D or {rank + 2}D tensor, not {x.dim()}D")
-    refuse(
-        any(map(is_empty, x.shape[-rank:])),
-        lambda: f"adaptive_avg_pool: Expected input to have non-zero size for pooled dimensions, not {list(x.shape)}",
-    )
-    refuse(any(s < 0 for s in output_size), "elements of output_size must be greater than or equal to 0")
-
-
-OP.rule("_adaptive_avg_pool2d")(_lower_adaptive_avg_pool(2))
-OP.rule("_adaptive_avg_pool3d")(_lower_adaptive_avg_pool(3))
-OP.rule("_adaptive_avg_pool2d_backward")(_lower_adaptive_avg_pool_backward(2))
-OP.rule("_adaptive_avg_pool3d_backward")(_lower_adaptive_avg_pool_backward(3))
-
-
-# --- adaptive maxima -------------------------------------------------------------------------------
-class _AdaptiveWindows(NamedTuple):
-    """Windows [floor(i*size/out), ceil((i+1)*size/out)) along a dim: (out) first and last positions, and how many
-    elements the longest has. In a shorter one the last is repeated."""
-
-    first: Value
-    last: Value
-    longest: Size
-
-    def positions(self, number: Value | int, behind: int) -> Value:
-        """Those of the elements with these numbers in their windows; `behind`: how many dims follow that of `out`."""
-        first, last = (end.unsqueeze(*range(1, 1 + behind)) for end in (self.first, self.last))
-        return (first + (number.to(torch.int64) if isinstance(number, Value) else number)).minimum(last)
-
-
-def _adaptive_windows(b: Builder, size: Size, out: Size, device: torch.device) -> _AdaptiveWindows:
-    side = _side(size, out)
-    longest = (size + out - 1) // out + 1 if side is None else side
-    i = b.iota(out, device)
-    return _AdaptiveWindows((i * size) // out, ((i + 1) * size + (out - 1)) // out - 1, longest)
-
-
-_FEW = 64  # elements of a window that a kernel reads one after the other
-
-
-def _lower_adaptive_max_pool(rank: int) -> Rule:
-    def rule(b: Builder, x: Value, output_size: PerDim) -> tuple[Value, Value]:
-        out = per_dim(output_size, rank)
-        lead, spatial = x.shape[: x.rank - rank], x.shape[x.rank - rank :]
-        if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
-            shape = (*lead, *out)
-            return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
-        sides = [side for s, n in zip(spatial, out, strict=True) if (side := _side(s, n)) is not None]
-        few = equal_windows(spatial, out)
-        if few is not None and math.prod(few) <= _FEW:
-            found: tuple[Value, Value] = _lower_max_pool(rank)(b, x, few)
-            return found
-        windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
-        lengths = [along.longest for along in windows]
-        if len(sides) == rank:
-            taken = x.reshape((*lead, *(n for pair in zip(out, sides, strict=True) for n in pair)))
-        else:
-            indices = []
-            for d, along in enumerate(windows):
-                place = along.positions(b.iota(along.longest, x.device), 1)
-                # axes: out_0, window_0, out_1, window_1, ...
-                indices.append(place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank)))
-            taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
-        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-        taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)])
-        last = len(lead) + rank
-        taken = taken.reshape((*lead, *out, product(lengths)))
-        best = b.emit(prims.argmax, taken, (last,), True)
-        offsets = best.squeeze(last).to(offset_dtype(lengths))  # all that a backward has to know
-        numbers = numbers_along(b, offsets, lengths)
-        places = [
-            along.positions(number, rank - 1 - d)
-            for d, (along, number) in enumerate(zip(windows, numbers, strict=True))
-        ]
-        values = b.emit(prims.amax, taken, (last,), False)  # and nothing looks for a place if nobody asks for it
-        return values, flattened(places, spatial).expand((*lead, *out))
-
-    return rule
-
-
-def _lower_adaptive_max_pool_backward(rank: int) -> Rule:
-    gathered = _lower_max_pool_backward(rank)
-
-    def rule(b: Builder, grad: Value, x: Value, indices: Value) -> Value:
-        sides = equal_windows(x.shape[x.rank - rank :], grad.shape[grad.rank - rank :])
-        if sides is None or product(sides) > _FEW:
-            return scatter_by_position(b, grad, x, indices, rank)
-        found: Value = gathered(b, grad, x, sides, sides, 0, 1, False, indices)
-        return found
-
-    return rule
-
-
-for _rank in (2, 3):
-    OP.rule(f"adaptive_max_pool{_rank}d")(_lower_adaptive_max_pool(_rank))
-    OP.rule(f"adaptive_max_pool{_rank}d_backward")(_lower_adaptive_max_pool_backward(_rank))
-    OP.rule(f"fractional_max_pool{_rank}d_backward")(
-        lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
-    )
 
 
 # --- unpooling -----------------------------------------------------------------------------------
@@ -735,26 +534,11 @@ def _max_unpool3d(x: TensorLike, indices: TensorLike, output_size: Sequence[Size
 OP.rule("max_unpool3d")(_lower_max_unpool(3))
 
 
-# --- without a rule of their own ------------------------------------------------------------------
-@OP.formula("adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max_pool(x: TensorLike, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
-    lead = x.dim() - len(output_size)
-    shape = (*x.shape[:lead], *output_size)
-    kept = _LAID_OUT[len(output_size)]
-    return kept(x, shape), kept(x, shape, torch.int64)
-
-
-def _refuse_adaptive_max_pool(rank: int) -> Refusal:
-    def check(x: TensorLike, output_size: Sequence[Size]) -> None:
-        refuse(len(output_size) != rank, lambda: f"adaptive_max_pool{rank}d(): output_size must have {rank} elements")
-        refuse(any(s < 0 for s in output_size), lambda: f"negative dimension in output_size {list(output_size)}")
-        refuse_batch(f"adaptive_max_pool{rank}d()", x, rank, channels=False)
-
-    return check
-
-
-OP.refuses("adaptive_max_pool2d")(_refuse_adaptive_max_pool(2))
-OP.refuses("adaptive_max_pool3d")(_refuse_adaptive_max_pool(3))
+# --- windows at random ------------------------------------------------------------------------------
+for _rank in (2, 3):
+    OP.rule(f"fractional_max_pool{_rank}d_backward")(
+        lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
+    )
 
 
 @OP.formula("fractional_max_pool2d", "fractional_max_pool3d")
@@ -789,12 +573,6 @@ def _fractional_max_pool_backward(grad: TensorLike, x: TensorLike, *args: object
 # --- samples ---------------------------------------------------------------------------------------
 
 _AREA, _VOLUME = reals(2, 3, 7, 8), reals(1, 2, 5, 6, 7)
-OP.samples("_adaptive_avg_pool2d adaptive_max_pool2d", call(_AREA, [3, 5]))
-OP.samples("_adaptive_avg_pool2d_backward", call(reals(2, 3, 3, 5), _AREA))
-OP.samples("_adaptive_avg_pool3d adaptive_max_pool3d", call(_VOLUME, [2, 3, 4]))
-OP.samples("_adaptive_avg_pool3d_backward", call(reals(1, 2, 2, 3, 4), _VOLUME))
-OP.samples("adaptive_max_pool2d_backward", call(reals(2, 3, 3, 5), _AREA, integers(2, 3, 3, 5)))
-OP.samples("adaptive_max_pool3d_backward", call(reals(1, 2, 2, 3, 4), _VOLUME, integers(1, 2, 2, 3, 4)))
 OP.samples("avg_pool1d", call(reals(2, 3, 7), [2], [2]))
 OP.samples("avg_pool2d", call(_AREA, [3, 3], [2, 2], [1, 1], True), call(_AREA, [3, 2], [1, 2], [1, 0], False, False))
 OP.samples("avg_pool2d_backward", call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], False, True, None))
