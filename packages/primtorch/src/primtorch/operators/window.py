@@ -39,6 +39,7 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 # --- pooling -------------------------------------------------------------------------------------
 def lower_max_pool(rank: int) -> Rule:
+    """The rule of max pools over so many dims: values and, of each, its position in the image."""
     def rule(
         b: Builder,
         x: Value,
@@ -172,6 +173,7 @@ OP.rule("max_pool3d_with_indices")(lower_max_pool(3))
 
 @OP.formula("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward")
 def pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+    """A gradient as the image, in eager's layout for images."""
     return laid_out(x, tuple(x.shape))
 
 
@@ -190,6 +192,7 @@ def _refuse_max_pool_backward(
 
 @OP.formula("avg_pool3d_backward")
 def pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
+    """A gradient as the image, by rows, as eager lays volumes out."""
     return by_rows(x, tuple(x.shape))
 
 
@@ -205,6 +208,7 @@ def _overlap(kernel: Size, stride: Size, dilation: Size) -> int | None:
 
 
 def lower_max_pool_backward(rank: int) -> Rule:
+    """The rule of the gradient of max pools over so many dims: gathered where few windows overlap, else scattered."""
     """Each position looks at the windows over it, and takes the gradients of those whose maximum it was."""
 
     def rule(
@@ -293,6 +297,7 @@ def repeated(x: Value, sides: Sequence[int]) -> Value:
 
 
 def lower_avg_pool(rank: int) -> Rule:
+    """The rule of averages of windows over so many dims."""
     def rule(
         b: Builder,
         x: Value,
