@@ -40,6 +40,7 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 # --- pooling -------------------------------------------------------------------------------------
 def lower_max_pool(rank: int) -> Rule:
     """The rule of max pools over so many dims: values and, of each, its position in the image."""
+
     def rule(
         b: Builder,
         x: Value,
@@ -298,6 +299,7 @@ def repeated(x: Value, sides: Sequence[int]) -> Value:
 
 def lower_avg_pool(rank: int) -> Rule:
     """The rule of averages of windows over so many dims."""
+
     def rule(
         b: Builder,
         x: Value,
