@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,17 @@ def processor_seconds() -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all first calls of a table have in common. `autocast`: to bfloat16."""
+    """What all first calls of a table have in common.
+
+    Attributes:
+        autocast: to bfloat16.
+        behind_eager: two eager calls come first, so that the device's libraries are there and memory is taken.
+    """
 
     device: str = "cpu"
     scale: str = "tiny"
     autocast: bool = False
+    behind_eager: bool = False
 
 
 def first_call(model_name: str, way: str, training: bool, setting: Setting) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def first_call(model_name: str, way: str, training: bool, setting: Setting) -> d
     elif way.startswith("torch"):
         compiled = torch.compile(model)
 
-    def call() -> tuple[float, float]:
+    def call(compiled: Callable[..., Any] = compiled) -> tuple[float, float]:
         synchronize()
         began, began_processors = time.perf_counter(), processor_seconds()
         with torch.set_grad_enabled(training), torch.autocast(setting.device, torch.bfloat16, setting.autocast):
@@ -85,6 +92,9 @@ def first_call(model_name: str, way: str, training: bool, setting: Setting) -> d
         synchronize()
         return time.perf_counter() - began, processor_seconds() - began_processors
 
+    for _ in range(2 if setting.behind_eager else 0):
+        call(model)
+    model.zero_grad()
     seconds, processors = call()
     report = torchcompile.report()
     stages: dict[str, float] = {}
@@ -143,13 +153,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", default="tiny", choices=["tiny", "full"], help="of transformers")
     parser.add_argument("--autocast", action="store_true", help="to bfloat16")
+    parser.add_argument("--behind-eager", action="store_true", help="two eager calls come first")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         model, way, training, setting = given.one
         print(json.dumps(first_call(model, way, training == "1", Setting(**json.loads(setting)))))
         return
-    setting = Setting(given.device, given.scale, given.autocast)
+    setting = Setting(given.device, given.scale, given.autocast, given.behind_eager)
     print("Seconds on the clock / of processors.\n")
     heads = ["model", "", *given.ways, "stages, cold", "capture, warm", "later call", "ours warm of cold"]
     heads.append("torch warm of cold")

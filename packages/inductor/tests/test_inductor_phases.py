@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from image_kernels import DTYPES, LAYOUTS
 from torch import Tensor
 
 import primtorch
@@ -20,13 +21,6 @@ from torchinductor.ir import Apply, Kernel
 from torchinductor.source import planned_operations
 
 Program = Callable[[Tensor], tuple[Tensor, ...]]
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
-    "sliced": lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
-}
 
 
 def graph_of(program: Callable[..., object], *inputs: Tensor) -> torch.fx.GraphModule:

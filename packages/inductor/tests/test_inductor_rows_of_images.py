@@ -6,26 +6,18 @@ from __future__ import annotations
 import platform
 import random
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from image_kernels import DTYPES, LAYOUTS, vectors_of
 from torch import Tensor
 
 import primtorch
 from torchinductor import InductorOptions, compile_graph
-from torchinductor.codegen.cpp.build import FLAGS, find_compiler
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
-    "sliced": lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
-}
+from torchinductor.codegen.cpp.build import find_compiler
 
 
 def compiled(program: Callable[..., object], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -217,14 +209,7 @@ def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
     x = torch.randn(2, CHANNELS, 28, 28).contiguous(memory_format=torch.channels_last)
     gm = primtorch.lower(primtorch.trace(lambda x: ((ROWS | GROUPS)[name](x),), x))
     (text,) = compile_graph(gm, (x,), InductorOptions()).sources.values()
-    source = tmp_path / "kernels.cpp"
-    source.write_text(text)
-    flags = [flag for flag in FLAGS if not flag.startswith("-march")]
-    told = subprocess.run(
-        [compiler, *rest, *flags, "-march=x86-64-v3", "-fopt-info-vec-optimized", source, "-o", tmp_path / "kernels.so"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    vectors = {int(line) for line in re.findall(r"kernels\.cpp:(\d+):\d+: optimized: loop vectorized", told.stderr)}
+    vectors, told = vectors_of(text, [compiler, *rest], tmp_path)
     loops = list(_loops_of_rows(text.splitlines(), CHANNELS // 4 if name in GROUPS else CHANNELS))
     assert loops
     for head, places in loops:
@@ -233,7 +218,7 @@ def test_rows_of_channels_are_vectors(name: str, tmp_path: Path) -> None:
         lines = [text.splitlines()[place - 1] for place in places]
         assert not [line for line in lines if divided.search(line)], f"{head}: a group is looked for at each channel"
     scalar = [head for head, places in loops if not vectors & set(places)]
-    assert not scalar, f"{name}: {scalar}\n{told.stderr}"
+    assert not scalar, f"{name}: {scalar}\n{told}"
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])

@@ -6,20 +6,20 @@ from __future__ import annotations
 import platform
 import random
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from image_kernels import vectors_of
 from torch import Tensor
 
 import primtorch
 from primtorch.fake import FakeMode
 from primtorch.symbolic import ShapeEnv
 from torchinductor import InductorOptions, compile_graph
-from torchinductor.codegen.cpp.build import FLAGS, find_compiler
+from torchinductor.codegen.cpp.build import find_compiler
 from torchinductor.compile import CompiledGraph
 
 Program = Callable[[Tensor], Tensor]
@@ -194,20 +194,13 @@ def test_loops_are_vectors(name: str, layout: str, tmp_path: Path) -> None:
     x = torch.randn(2, 64, 28, 28).contiguous(memory_format=LAYOUTS[layout])
     compiled = OverSymbols((ROWS | CHANNELS)[name], x, (0, 2, 3))
     (text,) = compiled.compiled.sources.values()
-    source = tmp_path / "kernels.cpp"
-    source.write_text(text)
-    flags = [flag for flag in FLAGS if not flag.startswith("-march")]
-    told = subprocess.run(
-        [compiler, *rest, *flags, "-march=x86-64-v3", "-fopt-info-vec-optimized", source, "-o", tmp_path / "kernels.so"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    vectors = {int(line) for line in re.findall(r"kernels\.cpp:(\d+):\d+: optimized: loop vectorized", told.stderr)}
+    vectors, told = vectors_of(text, [compiler, *rest], tmp_path)
     start = text[: text.index('extern "C" int')].count("\n")
     along = "" if layout == "by rows" else "64L"
     loops = [(head, places) for head, places in _simd_loops(text.splitlines(), along) if places[0] > start]
     assert loops
     scalar = [head for head, places in loops if not vectors & set(places)]
-    assert not scalar, f"{name}: {scalar}\n{compiled.text}\n{told.stderr}"
+    assert not scalar, f"{name}: {scalar}\n{compiled.text}\n{told}"
 
 
 GRADIENTS: dict[str, Program] = {
