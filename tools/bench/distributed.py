@@ -210,12 +210,15 @@ def hidden(ranks: Sequence[Events]) -> dict[str, Any]:
 class Bench:
     """One case in one rank."""
 
-    def __init__(self, name: str, device: str, tiny: bool, compilers: Sequence[str], steps: int) -> None:
+    def __init__(
+        self, name: str, device: str, tiny: bool, compilers: Sequence[str], steps: int, events: Path | None = None
+    ) -> None:
         import torch
         import torch.distributed as dist
 
         self.torch, self.dist = torch, dist
         self.name, self.case, self.tiny, self.steps = name, CASES[name], tiny, steps
+        self.events = events
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.cuda = device == "cuda"
         local = int(os.environ["LOCAL_RANK"])
@@ -415,6 +418,8 @@ class Bench:
             profiled.step()
         ranks: list[Any] = [None] * self.world
         self.dist.all_gather_object(ranks, events)
+        if self.events and self.rank == 0:
+            (self.events / f"{self.name}-{candidate.compiler}.json").write_text(json.dumps(ranks))
         return hidden(ranks)
 
     def _link(self) -> dict[int, float]:
@@ -458,7 +463,7 @@ def work(arguments: argparse.Namespace) -> None:
     """What torchrun starts: one case, in this rank. With --hold, waits between compiling and measuring."""
     sys.path.insert(0, str(Path(__file__).parent))
     compilers = [c for c in COMPILERS if c in arguments.compilers]
-    bench = Bench(arguments.case, arguments.device, arguments.tiny, compilers, arguments.steps)
+    bench = Bench(arguments.case, arguments.device, arguments.tiny, compilers, arguments.steps, arguments.events)
     bench.dist.barrier()
     if arguments.hold:
         folder = Path(arguments.hold)
@@ -490,6 +495,7 @@ def started(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
         __file__, "--case", name, "--device", arguments.device, "--steps", str(arguments.steps),
         "--hold", str(folder), "--seconds", str(arguments.seconds), "--compilers", *arguments.compilers,
         *(["--tiny"] if arguments.tiny else []),
+        *(["--events", str(arguments.events)] if arguments.events else []),
     ]  # fmt: skip
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True)
@@ -576,6 +582,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="for all of it, without torchrun")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to, without torchrun")
     parser.add_argument("--log", help="folder for each case's output, without torchrun")
+    parser.add_argument("--events", type=Path, help="folder for what was profiled: each rank's [name, begin, end], us")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
