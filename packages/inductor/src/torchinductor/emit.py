@@ -24,7 +24,6 @@ from torchinductor.program import (
     Expect,
     Free,
     Instruction,
-    Launcher,
     Output,
     Program,
     RandomSeed,
@@ -203,14 +202,11 @@ def emit(
     lowered: Lowered,
     operations: Sequence[Operation],
     handles: Mapping[str, Handle],
-    kernels: tuple[int, ...],
-    launchers: tuple[Launcher, ...],
-    keepalive: tuple[object, ...],
     reuse: bool,
     origins: Origins = NO_ORIGINS,
 ) -> Program:
-    """The program of scheduled operations. `handles` maps kernels' names to their generated code; `origins` says where
-    the graph's nodes come from."""
+    """The program of scheduled operations, without the kernels as built. `handles` maps kernels' names to their
+    generated code; `origins` says where the graph's nodes come from."""
     emitter = _Emitter(lowered)
     inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
     emitter.symbols.update((i.symbol, None) for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None)
@@ -245,11 +241,8 @@ def emit(
         emitter.count,
         tuple(constants),
         tuple(emitter.instructions),
-        kernels,
-        launchers,
-        keepalive,
-        lowered.definitions,
-        parts_of(emitter.placed, lowered.buffers, origins, emitter.instructions),
+        definitions=lowered.definitions,
+        parts=parts_of(emitter.placed, lowered.buffers, origins, emitter.instructions),
     )
 
 
