@@ -216,7 +216,7 @@ def _traced(
     """The joint graph of ATen operators, what lowering makes of it, and the two halves, where there is a backward."""
     dump = compilers.dump
     joint = trace_joint(program, example_inputs, compilers.partitioner)
-    show(dump, "joint_traced", joint.module, str(joint.metadata))
+    show(dump, "joint_traced", joint.module, joint.metadata.__str__)
     keep_refusals(joint.module.graph)
     source = joint = simplify(joint)
     if compilers.lowering is not None:
@@ -230,7 +230,7 @@ def _traced(
     if not joint.metadata.needs_backward:
         return source, joint, None
     parts = partition(joint, compilers.partitioner)
-    show(dump, "forward", parts.forward, parts.table())
+    show(dump, "forward", parts.forward, parts.table)
     show(dump, "backward", parts.backward)
     return source, joint, parts
 

@@ -52,7 +52,7 @@ def begin(compiler: Compiler, module: fx.GraphModule) -> Begun:
     return _AtOnce(partial(compiler, module, values))
 
 
-def show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:
-    """Gives a graph to a dump, if there is one."""
+def show(dump: Dump | None, name: str, module: fx.GraphModule, heading: Callable[[], str] = str) -> None:
+    """Gives a graph to a dump, if there is one, under a heading."""
     if dump is not None:
-        dump(f"{name}.py", graph_text(module, name, heading))
+        dump(f"{name}.py", graph_text(module, name, heading()))

@@ -137,8 +137,17 @@ class _NamesOfData:
 
 def spelt(record: RecordT) -> RecordT:
     """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
+    if type(record) is TensorSpec and _is_of_numbers(record):  # nearly all that there is
+        return record
     found: RecordT = _through(record, symbolic.spelt)
     return found
+
+
+def _is_of_numbers(spec: TensorSpec) -> bool:
+    for size in (*spec.shape, *spec.strides, spec.offset):
+        if type(size) is not int:
+            return False
+    return True
 
 
 def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:

@@ -273,6 +273,7 @@ class ProgramShelf:
         self.load = load
         self.quiet = quiet
         self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
+        self.places = {line: place for place, line in self.by_place.items()}
 
     def find(self) -> Shelved | None:
         """What another process compiled for this graph, ready to run; where there is nothing, `missing` is called."""
@@ -322,7 +323,7 @@ class ProgramShelf:
         name = self._place(learnt)
         if name is None:
             return
-        learnt = _asserted_at(learnt, self._places())
+        learnt = _asserted_at(learnt, self.places)
         try:
             self._now(learnt)
         except NotAsText as error:
@@ -336,7 +337,7 @@ class ProgramShelf:
 
     def _keep_graph(self, graph: BackwardGraph) -> bool:
         try:
-            kept = kept_backward.written(graph, self._places())
+            kept = kept_backward.written(graph, self.places)
         except NotAsText as error:
             self.kept.refused = str(error)
             return False
@@ -381,14 +382,11 @@ class ProgramShelf:
 
     # -- parts as text -------------------------------------------------------------------------------
 
-    def _places(self) -> dict[UserFrame, UserFrame]:
-        return {line: place for place, line in self.by_place.items()}
-
     def _write(self, content: str, part: str, record: object) -> bool:
         if record is None or not self.quiet():
             return False
         if isinstance(record, KeptGraph):
-            record = _told(record, self._places())
+            record = _told(record, self.places)
         try:
             text = _RECORDS.text(record)
         except NotAsText as error:

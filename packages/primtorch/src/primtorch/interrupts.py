@@ -35,8 +35,11 @@ def pass_on_interrupt(error: BaseException) -> None:
         raise interrupt
 
 
+_SIGNALS = tuple(signal.valid_signals())
+
+
 def _codes_of_handlers() -> set[types.CodeType]:
-    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    handlers = map(signal.getsignal, _SIGNALS)
     codes = (_code_of(handler) for handler in handlers if callable(handler))
     return {code for code in codes if code is not None}
 

@@ -86,8 +86,10 @@ class Writer:
         self.stacks: list[Row] = []
         self._sources: dict[Source, int] = {}
         self._frames: dict[UserFrame, int] = {}
-        self._stacks: dict[tuple[UserFrame, ...], int] = {}
-        self._told: dict[int, tuple[tuple[UserFrame, ...], int]] = {}  # by identity: most are one object for many
+        self._stacks: dict[tuple[int, int], int] = {}  # by the place of the outer ones, and that of the innermost
+        # By identity: most are one object for many.
+        self._told: dict[int, tuple[tuple[UserFrame, ...], int]] = {}
+        self._told_frames: dict[int, tuple[UserFrame, int]] = {}
 
     def value(self, value: object) -> object:
         """A plain value as it is, any other object by its name."""
@@ -129,20 +131,25 @@ class Writer:
         return self._told[id(frames)][1]
 
     def _stack(self, frames: tuple[UserFrame, ...]) -> int:
-        if not frames:
-            return -1
-        place = self._stacks.get(frames)
-        if place is None:
-            row = [self._stack(frames[:-1]), self._frame(frames[-1])]
-            place = self._stacks[frames] = len(self.stacks)
-            self.stacks.append(row)
+        place = -1
+        for frame in frames:
+            row = place, self._frame(frame)
+            known = self._stacks.get(row)
+            if known is None:
+                known = self._stacks[row] = len(self.stacks)
+                self.stacks.append(list(row))
+            place = known
         return place
 
     def _frame(self, frame: UserFrame) -> int:
+        told = self._told_frames.get(id(frame))
+        if told is not None:
+            return told[1]
         place = self._frames.get(frame)
         if place is None:
             place = self._frames[frame] = len(self.frames)
             self.frames.append([frame.file, frame.line, frame.function])
+        self._told_frames[id(frame)] = frame, place
         return place
 
     def guard(self, guard: Guard) -> Row:
