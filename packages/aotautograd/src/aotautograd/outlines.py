@@ -143,7 +143,7 @@ def spelt(record: RecordT) -> RecordT:
     return found
 
 
-def _is_of_numbers(spec: TensorSpec) -> bool:
+def _is_of_numbers(spec: Any) -> bool:
     for size in (*spec.shape, *spec.strides, spec.offset):
         if type(size) is not int:
             return False

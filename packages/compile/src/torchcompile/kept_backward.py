@@ -139,7 +139,8 @@ class _Writer:
         frames = self.frames.get(id(stack))
         if frames is None:
             line = own_line(stack)
-            self.frames[id(stack)] = frames = (self.lines[line],) if line in self.lines else ()
+            told = None if line is None else self.lines.get(line)
+            self.frames[id(stack)] = frames = () if told is None else (told,)
         value = _value(node.meta.get("val"))
         return KeptNode(node.op, node.name, target, args, kwargs, value, frames)  # type: ignore[arg-type]
 

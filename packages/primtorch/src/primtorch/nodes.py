@@ -40,7 +40,8 @@ def copy_nodes(graph: fx.Graph, source: fx.Graph, copies: dict[fx.Node, fx.Node]
     """`graph.graph_copy`: copies all nodes that `copies` lacks, and gives what the source returns of them."""
     for node in source.nodes:
         if node.op == "output":
-            return map_arg(node.args[0], copies.__getitem__)
+            returned: Argument = map_arg(node.args[0], copies.__getitem__)
+            return returned
         if node not in copies:
             copies[node] = copy_node(graph, node, copies)
     return None

@@ -168,7 +168,7 @@ class _Writer(dict[type, Write]):
     def text(self, value: object) -> str:
         return self[type(value)](value)
 
-    def items(self, values: Iterable[object]) -> str:
+    def several(self, values: Iterable[object]) -> str:
         return ",".join([self[type(value)](value) for value in values])
 
     def __missing__(self, kind: type) -> Write:
@@ -186,10 +186,10 @@ class _Writer(dict[type, Write]):
         return write
 
     def _tuple(self, value: tuple[object, ...]) -> str:
-        return f'{{"tuple":[{self.items(value)}]}}'
+        return f'{{"tuple":[{self.several(value)}]}}'
 
     def _list(self, value: list[object]) -> str:  # FX has one of its own in a node
-        return f"[{self.items(value)}]"
+        return f"[{self.several(value)}]"
 
     def _set(self, value: frozenset[object]) -> str:
         return f'{{"set":[{",".join(sorted(map(self.text, value)))}]}}'
@@ -233,8 +233,8 @@ class _Writer(dict[type, Write]):
 
         def write(value: object) -> str:
             parts = codec.parts(value)
-            text, again = self.items(parts), codec.made(*parts)
-            if again != value and (_NAN not in text or self.items(codec.parts(again)) != text):  # which says it is one
+            text, again = self.several(parts), codec.made(*parts)
+            if again != value and (_NAN not in text or self.several(codec.parts(again)) != text):  # which says it is one
                 raise NotAsText(f"a {codec.kind.__name__} that differs when it is read again")
             return f"{head},{text}]}}" if parts else f"{head}]}}"
 

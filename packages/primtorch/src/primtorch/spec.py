@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform, overload
+from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
 
+from primtorch.frozen import record
+
 Size: TypeAlias = int | torch.SymInt
 
-T = TypeVar("T")
 
-
-@dataclass_transform(frozen_default=True)
-def _record(cls: type[T]) -> type[T]:
-    """A dataclass that only the type checker sees frozen.
-
-    At run time a frozen one pays object.__setattr__ for each field, which would be most of the cost of propagating an
-    operator; nothing in this package assigns to a field.
-    """
-    return dataclass(slots=True, repr=False, unsafe_hash=True)(cls)
-
-
-@_record
+@record
 class TensorSpec:
     """Shape, strides, dtype, device and storage offset; answers the questions of `torch.Tensor` that concern them.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+from primtorch.frozen import remembering_record
 from primtorch.once import cached_property
 from primtorch.promotion import compute_dtype
 from primtorch.symbolic.expr import IntExpr, Symbol
@@ -40,7 +40,7 @@ V = TypeVar("V")
 Kind = TypeVar("Kind", bound=Operation)
 
 
-@dataclass(frozen=True)
+@remembering_record
 class Body:
     """A recorded loop body: operations in order, without repetition."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from primtorch.frozen import record
 
 if TYPE_CHECKING:
     from torchinductor.ir.kernel import Kernel
@@ -29,7 +30,7 @@ class Content:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Form:
     """A kernel apart from its names.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Literal, TypeVar
 
 import torch
 
+from primtorch.frozen import record, remembering_record
 from primtorch.once import cached_property
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
@@ -21,7 +22,7 @@ from torchinductor.ops import PrintHandler
 Layout = TypeVar("Layout")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Buffer:
     """A tensor's memory: name, and the layout that kernels index it by."""
 
@@ -48,7 +49,7 @@ def _span(shape: tuple[IntExpr, ...], strides: tuple[IntExpr, ...]) -> IntExpr:
     return sum(((size - ONE) * stride for size, stride in zip(shape, strides, strict=True)), ONE)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Axis:
     """A loop over 0 <= name < size."""
 
@@ -67,7 +68,7 @@ class Axis:
 StageKind = Literal["outer", "inner", "columns"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """One body run for each outer iteration ("outer"), for each point of the inner axes in it ("inner"), or for each of
     these points behind all iterations ("columns")."""
@@ -76,7 +77,7 @@ class Stage:
     body: Body
 
 
-@dataclass(frozen=True)
+@remembering_record
 class Kernel:
     """A fused kernel: what a code generation back end consumes."""
 

@@ -7,11 +7,12 @@ that a `match` over it, and the type checker, know what there is.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import rename
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
@@ -88,7 +89,7 @@ class Operation:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Load(Operation):
     """The element of a buffer at an index; zero where the mask is false, and the memory is not touched there."""
 
@@ -109,7 +110,7 @@ class Load(Operation):
         return run.handler.load(self.buffer, run.index(self.index), self.dtype, run.optional(self.mask))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Store(Operation):
     """Writes a value to a buffer, or combines it with what is there, where the mask (if any) is true."""
 
@@ -140,7 +141,7 @@ class Store(Operation):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Constant(Operation):
     """A number of its dtype (float32 for what is computed in float32)."""
 
@@ -154,7 +155,7 @@ class Constant(Operation):
         return run.handler.constant(self.value, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IndexExpr(Operation):
     """An index as a value."""
 
@@ -166,7 +167,7 @@ class IndexExpr(Operation):
         return run.handler.index_expr(run.index(self.expr), self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Indirect(Operation):
     """A loaded integer as an index into a dimension of `size`: later indices name it by `symbol`."""
 
@@ -181,7 +182,7 @@ class Indirect(Operation):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Require(Operation):
     """The value; the kernel meets the fault where the condition is false."""
 
@@ -195,7 +196,7 @@ class Require(Operation):
         return run.handler.require(run.values[self.value], run.values[self.condition], self.fault)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToDtype(Operation):
     """A conversion from the type `source`."""
 
@@ -208,7 +209,7 @@ class ToDtype(Operation):
         return run.handler.to_dtype(run.values[self.value], self.dtype, self.source)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bitcast(Operation):
     """The bits of a value of type `source` as another type of the same width."""
 
@@ -221,7 +222,7 @@ class Bitcast(Operation):
         return run.handler.bitcast(run.values[self.value], self.dtype, self.source)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Apply(Operation):
     """An elementwise operation of `ELEMENTWISE`."""
 
@@ -246,7 +247,7 @@ class Apply(Operation):
         return run.handler.apply(self.op, *[values[a] for a in self.args])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RandomBits(Operation):
     """Word `index` of a stream of random numbers."""
 
@@ -261,7 +262,7 @@ class RandomBits(Operation):
         return run.handler.random_bits(run.values[self.seed], run.index(self.index), self.stream)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce(Operation):
     """Accumulates a value over the inner axes; later stages take the result by its key.
 
@@ -294,7 +295,7 @@ class Reduce(Operation):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReduceColumn(Operation):
     """Accumulates a value over the outer axes, for each point of the inner ones; stages of columns take the result by
     its key."""
@@ -316,7 +317,7 @@ class ReduceColumn(Operation):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Carried(Operation):
     """The result of a reduction of an earlier stage."""
 
@@ -333,7 +334,7 @@ class Carried(Operation):
         return run.handler.carried(self.key, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scan(Operation):
     """The running combination along the inner axis. With a position it has two results, which `Part`s take."""
 
@@ -348,7 +349,7 @@ class Scan(Operation):
         return results if len(results) > 1 else results[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part(Operation):
     """One result of an operation with several."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from primtorch.frozen import record
 
 Use = Literal["n", "c", "f", "d", "<", ">", "@"]
 """An integer; one that only counts programs or iterations, of which nothing else matters; a float of 32 or 64 bits;
@@ -28,7 +29,7 @@ _MOST = 2**31 - 1
 _VECTOR = 16  # elements of the widest load
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mark:
     """A marked number: its use, and the text that it was written as."""
 
