@@ -92,15 +92,40 @@ def _buckets(replicated: DistributedDataParallel, rebuilt: str, graph: Set[int])
         if sorted(number for group in groups for number in group) == list(range(len(parameters))):
             found = (tuple(parameters[number] for number in group) for group in groups)
             return tuple(map(Bucket, range(len(groups)), found)), True
-    cap = replicated.bucket_bytes_cap / MIB
-    settings = getattr(replicated, "_bucket_config", None)
-    by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
-    first = getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
-    if replicated.find_unused_parameters and not replicated.static_graph:  # never made anew: by order of registration
+    cap, first = _caps(replicated)
+    if _in_order_of_registration(replicated):
         buckets = plan_buckets(parameters[::-1], cap, first)[::-1]
         return tuple(Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets)), True
     within = {name for name, parameter in replicated.module.named_parameters() if id(parameter) in graph}
     return plan_buckets(tables_before_weights(parameters, cap, within), cap, first), False
+
+
+def _caps(replicated: DistributedDataParallel) -> tuple[float, float]:
+    """MiB of a bucket, and of the first."""
+    settings = getattr(replicated, "_bucket_config", None)
+    by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
+    return replicated.bucket_bytes_cap / MIB, getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
+
+
+def _in_order_of_registration(replicated: DistributedDataParallel) -> bool:
+    """Whether buckets are never made anew."""
+    return bool(replicated.find_unused_parameters and not replicated.static_graph)
+
+
+def weights_behind_tables(replicated: DistributedDataParallel) -> list[torch.Tensor]:
+    """The weights whose gradients come behind that of a table where one graph computes both: see
+    `tables_before_weights`."""
+    if _in_order_of_registration(replicated):
+        return []
+    parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
+    order = tables_before_weights(parameters, _caps(replicated)[0])
+    place = {parameter.name: at for at, parameter in enumerate(order)}
+    by_name = dict(replicated.module.named_parameters())
+    found: dict[str, torch.Tensor] = {}
+    for at, table in enumerate(parameters):
+        behind = (p.name for p in parameters[at + 1 :] if table.looked_up and place[p.name] < place[table.name])
+        found.update((name, by_name[name]) for name in behind)
+    return list(found.values())
 
 
 def stages_for(plan: ReducerPlan, inputs: Sequence[object]) -> Stages:
