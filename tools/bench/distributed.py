@@ -41,7 +41,7 @@ os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 COMPILERS = ("eager", "ours", "torch")
 WARM = 4  # steps in which graphs are made: the reducer makes its buckets behind the first
-PROFILED = 2  # steps
+PROFILED = 6  # steps
 Intervals = list[tuple[float, float]]
 Events = list[tuple[str, float, float]]  # name, begin and end, in microseconds
 
@@ -417,8 +417,8 @@ class Bench:
             self.step(candidate, 0)  # the profiler begins, which takes each rank another time
             self.synchronize()
             profiled.step()
-            self.dist.barrier(self.on_hosts)
             for number in range(PROFILED):
+                self.dist.barrier(self.on_hosts)  # a rank whose host is slower would fall back further in every step
                 self.step(candidate, number)
             self.synchronize()
             profiled.step()
