@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import torchcompile
 import torchinductor
 from torchinductor.compile import planned_program
-from torchinductor.program import Alloc, AtenCall, Expect, Free, Program, TensorInput, View
+from torchinductor.program import Alloc, AtenCall, Claim, Expect, Free, Instruction, Program, TensorInput, View
 from torchinductor.source import on_device
 
 
@@ -70,11 +70,17 @@ def peak_of(program: Program, held: Iterable[Piece], own: Mapping[int, Piece]) -
     now, most, at, pieces = sum(p.nbytes for p in own.values()), -1, "", ()
     labels = _labels(program)
     for position, instruction in enumerate(program.instructions):
-        for slot, nbytes in _made(program, position, parts.get(position)):
-            live[slot], owner[slot], views[slot] = Piece(f"{instruction_label(labels, position)} %{slot}", nbytes), slot, 1
+        if isinstance(instruction, Claim) and instruction.src not in own:
+            instruction = Alloc(*(getattr(instruction, n) for n in ("dst", "shape", "strides", "dtype", "device")))
+        for slot, nbytes in _made(program, position, instruction, parts.get(position)):
+            live[slot], owner[slot], views[slot] = (
+                Piece(f"{instruction_label(labels, position)} %{slot}", nbytes),
+                slot,
+                1,
+            )
             now += nbytes
         match instruction:
-            case View(dst, src) if src in owner:
+            case View(dst, src) | Claim(dst, src) if src in owner:
                 owner[dst] = owner[src]
                 views[owner[src]] += 1
             case Free(slot) if slot in owner:
@@ -102,9 +108,9 @@ def _span(shape: Sequence[Any], strides: Sequence[Any]) -> int:
     return 0 if 0 in shape else 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
-def _made(program: Program, position: int, part: Any) -> Iterator[tuple[int, int]]:
+def _made(program: Program, position: int, instruction: Instruction, part: Any) -> Iterator[tuple[int, int]]:
     """(slot, bytes) of what an instruction makes; the results of a call share what it writes by their elements."""
-    match program.instructions[position]:
+    match instruction:
         case Alloc(dst, shape, strides, dtype):
             yield dst, _span(shape, strides) * dtype.itemsize
         case AtenCall(_, _, _, dsts) if part is not None:
@@ -146,7 +152,10 @@ def counted_memory(peaks: dict[str, Peak], held: Held) -> Callable[..., Any]:
             peak = peak_of(program, left.values(), own)
             if peak.nbytes > peaks.get(kind, Peak()).nbytes:
                 peaks[kind] = peak
-            made = [own_results[o] if o in own_results else memory_for(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
+            made = [
+                own_results[o] if o in own_results else memory_for(o.meta["val"]) if hasattr(o, "meta") else o
+                for o in returned
+            ]
             for node, result in zip(returned, made, strict=True):
                 if isinstance(result, torch.Tensor):
                     held.see(f"result {node.name} of the {kind} {tuple(result.shape)} {result.dtype}", result)
@@ -163,7 +172,11 @@ def memory_of_step(
     """The peaks of a step by kind of graph: parameters, inputs, results and gradients included."""
     peaks: dict[str, Peak] = {}
     held = Held()
-    given = {"parameter": list(net.parameters()), "buffer": list(net.buffers()), "input": pytree.tree_leaves((args, kwargs))}
+    given = {
+        "parameter": list(net.parameters()),
+        "buffer": list(net.buffers()),
+        "input": pytree.tree_leaves((args, kwargs)),
+    }
     for what, tensors in given.items():
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):

@@ -51,7 +51,9 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
 
         def run(values: Sequence[Any]) -> list[Any]:
             given = dict(zip(names, values, strict=True))
-            return [given[o] if o in given else memory_for(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
+            return [
+                given[o] if o in given else memory_for(o.meta["val"]) if hasattr(o, "meta") else o for o in returned
+            ]
 
         return Stand(consume=run, stats=torchinductor.GraphStats(0, 0, 0), kept=None)
 

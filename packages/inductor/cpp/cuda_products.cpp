@@ -50,6 +50,9 @@ struct Library {
   Status (*multiply)(
       void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, const void*,
       void*, size_t, void*);
+  // The memory that torch lends cuBLASLt on the current stream, and its size; null where this torch does not say.
+  void* (*workspace)();
+  size_t (*workspace_size)();
   // Whether torch tunes products itself, which only ATen's own calls let it; null where this torch does not say.
   void* (*tuning_context)();
   bool (*is_tuning)(const void*);
@@ -81,6 +84,8 @@ const Library* library() {
         find(torch, "cublasLtMatmulAlgoCheck", found.check) && find(torch, "cublasLtGetVersion", found.version) &&
         find(torch, "cublasLtMatmul", found.multiply);
     if (!whole) return std::nullopt;
+    find(torch, "_ZN2at4cuda22getCUDABlasLtWorkspaceEv", found.workspace);
+    find(torch, "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv", found.workspace_size);
     find(torch, "_ZN2at4cuda7tunable16getTuningContextEv", found.tuning_context);
     find(torch, "_ZNK2at4cuda7tunable13TuningContext18IsTunableOpEnabledEv", found.is_tuning);
     return found;
@@ -333,12 +338,24 @@ struct CudaProduct::Plan {
   bool multiply(void* handle, const ProductChoice& choice, const Operands& on) {
     const float one = 1, zero = 0;
     const bool adds = request.layout.added.has_value();
-    at::Tensor workspace;
-    if (choice.workspace > 0) workspace = allocate_cuda({static_cast<int64_t>(choice.workspace)}, {1}, at::kByte, on.device);
+    at::Tensor own;
+    void* workspace = choice.workspace > 0 ? lent(choice.workspace, on.stream) : nullptr;
+    if (choice.workspace > 0 && workspace == nullptr) {
+      own = allocate_cuda({static_cast<int64_t>(choice.workspace)}, {1}, at::kByte, on.device);
+      workspace = own.data_ptr();
+    }
     return library.multiply(
                handle, descriptor.get(), &one, on.left, left.get(), on.right, right.get(), adds ? &one : &zero,
                adds ? on.added : on.out, third(), on.out, out.get(), choice.algorithm.data(),
-               choice.workspace > 0 ? workspace.data_ptr() : nullptr, choice.workspace, on.stream) == 0;
+               workspace, choice.workspace, on.stream) == 0;
+  }
+
+  // What torch's own calls on this stream work in, which then are behind or before this one; null where that is smaller.
+  // What a graph records has memory of the graph's own.
+  void* lent(size_t bytes, void* stream) const {
+    const bool known = library.workspace != nullptr && library.workspace_size != nullptr;
+    if (!known || is_capturing(stream) || library.workspace_size() < bytes) return nullptr;
+    return library.workspace();
   }
 
   // What is done where nothing is measured.
