@@ -3,9 +3,11 @@
 #include "program.h"
 
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 
@@ -269,6 +271,7 @@ std::string key_of(const Request& request, const Library& library, int device) {
 }
 
 constexpr int kAnswers = 8;         // of the library, that are timed
+constexpr size_t kKeptPlans = 64;   // of products that are written in groups of rows
 constexpr double kNotWorth = 0.98;  // of the time of what is done where nothing is measured
 
 }  // namespace
@@ -453,6 +456,42 @@ bool CudaProduct::run(const Instruction& in, Frame& frame, const std::function<v
   }
   frame.slots[in.destinations[0].index] = std::move(out);
   return true;
+}
+
+bool CudaProduct::write(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row) {
+  if (!a.is_cuda() || a.device().index() >= kMaxDevices || out.dim() != 2 || out.stride(1) != 1) return false;
+  if (!is_plain(a, a) || !is_plain(b, a) || !is_plain(row, a) || !is_plain(out, a)) return false;
+  const Library* found = library();
+  if (found == nullptr || left_to_aten(*found)) return false;
+  const auto compute = compute_type(a.scalar_type());
+  auto layout = product_layout(a, b, row);
+  if (!compute || !layout || !layout->row || out.stride(0) < layout->out.rows) return false;
+  layout->out.leading = out.stride(0);
+  const c10::impl::VirtualGuardImpl guard(a.device().type());
+  void* stream = guard.getStream(a.device()).native_handle();
+  const Operands on{b.const_data_ptr(), a.const_data_ptr(), row.const_data_ptr(), out.data_ptr(), a.device(), stream};
+  if (alignment(on.added) < 16) return false;
+  const Request request{
+      *layout, a.scalar_type(), *compute, {alignment(on.left), alignment(on.right), 0, alignment(on.out)}};
+
+  Device& here = device(a.device().index());
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  if (here.handle == nullptr && found->create(&here.handle) != 0) return false;
+  // As long as the process: the library may be gone when others of its objects are freed at the end.
+  static auto& plans = *new std::array<std::vector<std::unique_ptr<Plan>>, kMaxDevices>;
+  auto& known = plans[a.device().index()];
+  auto plan = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one->request == request; });
+  if (plan == known.end()) {
+    if (known.size() >= kKeptPlans) known.clear();
+    known.push_back(std::make_unique<Plan>(*found, request));
+    plan = std::prev(known.end());
+    (*plan)->choose(here.handle, nullptr, on, [] {});
+  }
+  ProductChoice& chosen = (*plan)->chosen;
+  if (chosen.aten || !(*plan)->point_at(on.added)) return false;
+  if ((*plan)->multiply(here.handle, chosen, on)) return true;
+  chosen.aten = true;
+  return false;
 }
 
 }  // namespace inductor
