@@ -60,7 +60,7 @@ from torchinductor.codegen.cpp.build import cpu_flags
 from torchinductor.codegen.triton.writer import TritonSource
 from torchinductor.schemas import Memory
 
-FORMAT = 4
+FORMAT = 5
 _OUTLINE = "outline"
 _GRAPH = "backward_graph"
 MOST_CASES = 4  # of one graph: sizes that a compilation told apart
@@ -81,7 +81,7 @@ _RECORDS = Records(
     (
         KeptGraph, KeptConstant, KernelSource, TritonSource, UserFrame, BackwardOutline, program.Program, program.Slot,
         program.TensorInput, program.SymbolInput, program.Alloc, program.Free,
-        program.View, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
+        program.View, program.Claim, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
         program.ReadScalar, program.Require, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
