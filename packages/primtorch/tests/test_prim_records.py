@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from primtorch.records import NotARecord, NotAsText, Records
+from primtorch.records import Codec, NotARecord, NotAsText, Records
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import (
     Definition,
     FloatExpr,
+    IntExpr,
     Learnt,
     ShapeEnv,
     constant,
@@ -69,6 +70,63 @@ SPEC = TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"))
 def test_read_is_written(value: Any) -> None:
     read = RECORDS.value(RECORDS.text(value))
     assert read == value and type(read) is type(value) and repr(read) == repr(value)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Holds another value than it is given."""
+
+    number: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", self.number // 2 * 2)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Is made of another value than it holds."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", self.number + 1)
+
+
+OWN = Records((Rounded, Counted, Record), codecs=(Codec(range, lambda r: (r.start, r.stop), range),))
+
+
+def test_a_class_that_makes_something_else_of_its_fields_is_asked_for_each_value() -> None:
+    assert OWN.value(OWN.text((Rounded(5), range(2, 7)))) == (Rounded(4), range(2, 7))
+    for value in (Counted(1), Record("r", [Counted(2)]), (range(2, 7, 3),)):
+        with pytest.raises(NotAsText, match="differs when it is read again"):
+            OWN.text(value)
+
+
+SHARING = Records((Record, Several), codecs=CODECS, shared=(TensorSpec, Record, IntExpr))
+
+
+def test_what_is_equal_is_written_once() -> None:
+    other = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
+    named = Record("n", (SPEC, symbol("s0")))
+    value = [named, SPEC, other, Record("n", (SPEC, symbol("s0"))), {"a": symbol("s0"), "b": other}, named, S * T]
+    text = SHARING.text(value)
+    assert text.count('"TensorSpec"') == 2 and text.count('"Record"') == 1 and text.count('"Symbol"') == 3
+    assert text.count('"again"') == 5
+    read = SHARING.value(text)
+    assert read == value and SHARING.text(read) == text
+
+
+def test_only_what_has_a_form_is_shared() -> None:
+    for value in (Record("r", [Stranger()]), Record("r", [1])):  # cannot be hashed
+        with pytest.raises(NotAsText):
+            SHARING.text([value, value])
+
+
+@pytest.mark.parametrize("place", ["0", "-1", '"0"', "[]", "null", "1.5"])
+def test_a_place_where_nothing_was_written(place: str) -> None:
+    with pytest.raises(NotARecord):
+        SHARING.value(f'[{{"again":{place}}},{{"record":["Record","r"]}}]')
 
 
 def test_not_a_number_is_read_as_one() -> None:

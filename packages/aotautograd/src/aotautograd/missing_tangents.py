@@ -7,7 +7,7 @@ way, so that it costs neither time nor memory; the input gradients among it are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from aotautograd.passes import eliminate_dead_code, output_node, output_values, 
 from aotautograd.schemas import GradientInfo, JointGraph, Partition, ProgramMetadata
 from primtorch import prims
 from primtorch.memory import memory_of
+from primtorch.nodes import copy_nodes
 from primtorch.printing import made_by
 
 aten = torch.ops.aten
@@ -45,9 +46,9 @@ def tangents_behind(joint: JointGraph) -> tuple[frozenset[int], ...]:
     """For each result of the backward, the tangents that lead to it: at least one of them has to come. A gradient
     that is zeros, whatever the tangents are, is there where autograd comes to its input."""
     names = [n.name for n in joint.module.graph.nodes if n.op == "placeholder"][joint.metadata.num_placeholders :]
-    behind = [_reached_by(joint.module.graph, {name}) for name in names]
+    led_to = _led_to_by(joint.module.graph, names)
     results = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    found = [frozenset(i for i, reached in enumerate(behind) if result in reached) for result in results]
+    found = [led_to.get(result, _NOTHING) if isinstance(result, fx.Node) else _NOTHING for result in results]
     led = (*map(frozenset, joint.metadata.led_to_by), *[frozenset[int]()] * len(results))
     return tuple(tangents or of_leaf for tangents, of_leaf in zip(found, led, strict=False))
 
@@ -67,6 +68,7 @@ class BackwardVariants:
         self.behind = tuple(behind)
         self.saved = partition.saved_placeholders
         self.variants: dict[tuple[int, ...], BackwardVariant] = {}
+        self.led_to: Mapping[fx.Node, frozenset[int]] | None = None
 
     def __call__(self, missing: Sequence[int]) -> BackwardVariant:
         key, parts = tuple(missing), self.partition
@@ -84,21 +86,28 @@ class BackwardVariants:
         those has passed nothing can be read again. Some of autograd's nodes keep what a graph has as a constant: what
         they refuse is refused.
         """
-        graph, names = self.partition.backward.graph, self.partition.tangent_names
-        present = [i for i in range(len(names)) if i not in missing]
-        reached = [_reached_by(graph, {names[i] for i in group}) for group in (missing, present, earlier)]
-        keeps = self._saved_for(reached[0] - reached[1] - reached[2])
+        if self.led_to is None:
+            self.led_to = _led_to_by(self.partition.backward.graph, self.partition.tangent_names)
+        gone, passed = frozenset(missing), frozenset(earlier)
+        present = frozenset(range(len(self.partition.tangent_names))) - gone
+        keeps: tuple[int, ...] = ()
+        if gone:
+            only = gone - passed
+            keeps = self._saved_for({node for node, tangents in self.led_to.items() if tangents <= only})
         refused = any(self.refused_behind[i].intersection(earlier) for i in present)
-        return self(missing).reads, keeps, refused or bool(self._saved_for(reached[1] & reached[2]))
+        if passed and not refused:
+            again = {node for node, tangents in self.led_to.items() if tangents & present and tangents & passed}
+            refused = bool(self._saved_for(again))
+        return self(missing).reads, keeps, refused
 
-    def _saved_for(self, nodes: set[fx.Node]) -> tuple[int, ...]:
+    def _saved_for(self, nodes: Set[fx.Node]) -> tuple[int, ...]:
         """The saved tensors that nodes of the backward read, also where it is to compute again what they read."""
-        late = _reached_by(self.partition.backward.graph, set(self.partition.tangent_names)) - nodes
+        led_to = self.led_to or {}
         found: set[fx.Node] = set()
         work = list(nodes)
         while work:
             node = work.pop()
-            if node not in found and node not in late:
+            if node not in found and (node not in led_to or node in nodes):
                 found.add(node)
                 work.extend(node.all_input_nodes)
         names = {node.name for node in found}
@@ -122,7 +131,7 @@ def without_tangents(
         return BackwardVariant(module, (), tuple(made), tuple(range(len(saved))))
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    output = graph.graph_copy(module.graph, env)
+    output = copy_nodes(graph, module.graph, env)
     graph.output(output)
     output_node(graph).meta.update(output_node(module.graph).meta)
     names = {tangents[i]: i for i in missing}
@@ -206,16 +215,26 @@ def laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | Non
     return copy
 
 
-def _reached_by(graph: fx.Graph, names: Set[str]) -> set[fx.Node]:
-    """Nodes that are computed from the placeholders of these names."""
-    reached: set[fx.Node] = set()
+_NOTHING: frozenset[int] = frozenset()
+
+
+def _led_to_by(graph: fx.Graph, names: Sequence[str]) -> dict[fx.Node, frozenset[int]]:
+    """The nodes that are computed from the placeholders of these names, with the places of those that lead to each."""
+    places = {name: frozenset((place,)) for place, name in enumerate(names)}
+    led_to: dict[fx.Node, frozenset[int]] = {}
+    known = led_to.get
     for node in graph.nodes:
+        found = _NOTHING
         if node.op == "placeholder":
-            if node.name in names:
-                reached.add(node)
-        elif node.op != "output" and any(source in reached for source in node.all_input_nodes):
-            reached.add(node)
-    return reached
+            found = places.get(node.name, _NOTHING)
+        elif node.op != "output":
+            for source in node.all_input_nodes:
+                behind = known(source, found)
+                if behind is not found and not behind <= found:  # nearly always one set, of which no other is made
+                    found = found | behind if found else behind
+        if found:
+            led_to[node] = found
+    return led_to
 
 
 def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozenset[str]) -> set[fx.Node]:
@@ -224,7 +243,7 @@ def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozense
     Of a sum, a part that no tangent leads to is a gradient of zeros, which is there.
     """
     absent: set[fx.Node] = set()
-    led_to = _reached_by(graph, tangents)
+    led_to = _led_to_by(graph, sorted(tangents))
     for node in graph.nodes:
         if node.op == "placeholder":
             gone = node.name in missing

@@ -17,6 +17,7 @@ from aotautograd.inputs import sizes_of, spec_of_clone
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
 from primtorch.memory import memory_of, viewed
+from primtorch.nodes import copy_node
 from primtorch.schemas import DONATED
 from primtorch.symbolic import depends_on_data, expr_of, hint_of, materialize, shape_env_of
 
@@ -316,7 +317,7 @@ def extract(
         env[node] = new
     for node in module.graph.nodes:
         if node in needed and node not in env and node.op not in ("placeholder", "output"):
-            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node] = copy_node(graph, node, env)
     results: list[Argument] = []
     for i, value in enumerate(outputs):
         if not isinstance(value, fx.Node):

@@ -17,6 +17,7 @@ from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.layout import written_alike
 from primtorch.memory import memory_of, returns_alias, viewed
+from primtorch.nodes import copy_nodes
 from primtorch.prims import Prim
 from primtorch.printing import made_by
 from primtorch.spec import TensorSpec
@@ -39,7 +40,7 @@ def returning(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModul
     """A copy of a graph that returns these nodes of it. Its nodes have the same names."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(module.graph, copies)
+    copy_nodes(graph, module.graph, copies)
     graph.output(tuple(copies[node] for node in nodes))
     return _LazyGraphModule(module, graph, module.__class__.__name__)
 
@@ -47,7 +48,9 @@ def returning(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModul
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws random numbers or has another effect, so that two of them are not one."""
     tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or "random" in tags or "effect" in tags
+    if isinstance(node.target, OpOverload):
+        return torch.Tag.nondeterministic_seeded in tags
+    return "random" in tags or "effect" in tags
 
 
 # What the first operand holds is nothing to them: its size is, and the like.

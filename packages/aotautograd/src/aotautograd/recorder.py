@@ -28,13 +28,12 @@ from primtorch.fake import METADATA, FakeMode, FakeTensor, propagate
 from primtorch.fake.recipe import ATOMS
 from primtorch.functionalize import unwrap
 from primtorch.higher_order import HigherOrder
+from primtorch.nodes import new_node
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
 aten = torch.ops.aten
-
-_set_arguments: Any = vars(fx.Node)["args"].__set__  # past a Python function that looks at each assignment
 
 
 class Call(NamedTuple):
@@ -304,18 +303,12 @@ class Recorder(DispatchMode):
 
     def call_graphs(self, target: HigherOrder, args: tuple[object, ...], out: object) -> fx.Node:
         """The node of an operator over graphs. It is looked up nowhere, and lives as long as the graph."""
-        node = self.graph.create_node("call_function", target, (), {}, target.name)
-        _set_arguments(node, args)
+        node = new_node(self.graph, "call_function", target, args, {}, target.name)
         self._attach(node, out)
         return node
 
     def _node(self, target: Target, args: tuple[object, ...], kwargs: dict[str, Argument]) -> fx.Node:
-        node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)
-        # Given to create_node, they would be walked once more in search of symbolic sizes, which `lift` has replaced.
-        _set_arguments(node, args)
-        if kwargs:
-            node.kwargs = kwargs
-        return node
+        return new_node(self.graph, "call_function", target, args, kwargs, _operator_of(target).name)
 
     def _attach(self, node: fx.Node, out: object) -> None:
         """Says what a new node gives, and that these tensors come from it."""

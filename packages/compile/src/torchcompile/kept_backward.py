@@ -97,13 +97,13 @@ def _told(module: KeptModule, lines: Mapping[UserFrame, UserFrame]) -> KeptModul
 # -- writing -------------------------------------------------------------------------------------
 
 
-def written(graph: BackwardGraph) -> KeptBackward:
-    """The record of a graph.
+def written(graph: BackwardGraph, lines: Mapping[UserFrame, UserFrame]) -> KeptBackward:
+    """The record of a graph, with other words for the user's lines; a line that has none is left out.
 
     Raises:
         NotAsText: it holds what has no form there: large tensors, operators of the program's own.
     """
-    writer = _Writer()
+    writer = _Writer(lines)
     writer.module(graph.module)
     return KeptBackward(tuple(writer.modules), graph.behind)
 
@@ -111,9 +111,13 @@ def written(graph: BackwardGraph) -> KeptBackward:
 class _Writer:
     """Graphs in an order in which each comes behind those that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Mapping[UserFrame, UserFrame]) -> None:
+        self.lines = lines
         self.modules: list[KeptModule] = []
         self.bodies: dict[fx.GraphModule, int] = {}  # calls of one body share it
+        # By identity, of what the graphs hold meanwhile: many nodes have one stack, and call one operator.
+        self.frames: dict[int, tuple[UserFrame, ...]] = {}
+        self.names: dict[int, str] = {}
 
     def module(self, module: fx.GraphModule) -> int:
         places: dict[fx.Node, int] = {}
@@ -133,9 +137,12 @@ class _Writer:
             target = self.target(node)
         except (NotExportable, NotKept) as error:
             raise NotAsText(str(error)) from None
-        line = own_line(node.meta.get("stack", ()))
+        stack = node.meta.get("stack", ())
+        frames = self.frames.get(id(stack))
+        if frames is None:
+            line = own_line(stack)
+            self.frames[id(stack)] = frames = (self.lines[line],) if line in self.lines else ()
         value = _value(node.meta.get("val"))
-        frames = (line,) if line is not None else ()
         donated = bool(node.meta.get(DONATED))
         return KeptNode(node.op, node.name, target, args, kwargs, value, frames, donated)  # type: ignore[arg-type]
 
@@ -143,7 +150,10 @@ class _Writer:
         if node.op != "call_function":
             return str(node.target)
         if not isinstance(node.target, InvokeSubgraph):
-            return name_of(node.target)
+            name = self.names.get(id(node.target))
+            if name is None:
+                self.names[id(node.target)] = name = name_of(node.target)
+            return name
         (body,) = node.target.bodies
         assert isinstance(body, fx.GraphModule)
         if body not in self.bodies:

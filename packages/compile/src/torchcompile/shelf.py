@@ -32,7 +32,8 @@ from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
-from primtorch.symbolic import Learnt, ShapeEnv, learn, learnt_since, mark_of
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import IntExpr, Learnt, ShapeEnv, learn, learnt_since, mark_of
 from primtorch.symbolic.codecs import CODECS
 from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from primtorch.withheld import COLLECTOR
@@ -90,6 +91,7 @@ _RECORDS = Records(
     ),
     namespaces=kept_backward.NAMESPACES,
     codecs=(*CODECS, *kept_backward.CODECS),
+    shared=(TensorSpec, UserFrame, IntExpr),
 )  # fmt: skip
 
 # Options that say nothing of what is made.
@@ -334,7 +336,7 @@ class ProgramShelf:
 
     def _keep_graph(self, graph: BackwardGraph) -> bool:
         try:
-            kept = kept_backward.written(graph)
+            kept = kept_backward.written(graph, self._places())
         except NotAsText as error:
             self.kept.refused = str(error)
             return False
@@ -387,8 +389,6 @@ class ProgramShelf:
             return False
         if isinstance(record, KeptGraph):
             record = _told(record, self._places())
-        if isinstance(record, KeptBackward):
-            record = record.told(self._places())
         try:
             text = _RECORDS.text(record)
         except NotAsText as error:

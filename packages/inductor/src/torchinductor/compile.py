@@ -38,7 +38,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
 from torchinductor.parts import Origins, memory_of
-from torchinductor.program import Launcher, Program, Run, Value
+from torchinductor.program import Program, Run, Value
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import check_between_passes, schedule
@@ -200,13 +200,17 @@ def begin_graph(
     clock.at("build", 0, kernels)
     building = {device: codegen_for(device).begin(found.unique, options) for device, found in sources.items()}
     clock.lap("build")
+    origins = Origins.of(gm)
+    known: Program | None = None
+    if len(sources) < 2:  # kernels of one kind: which are where is known while they are built
+        known = _program(lowered, operations, sources, {}, options, origins)
+        clock.lap("emit")
 
     def finish() -> CompiledGraph:
         clock.resume()
         built = {device: begun.finish() for device, begun in building.items()}
         clock.lap("build")
-        origins = Origins.of(gm)
-        program = _program(lowered, operations, sources, built, options, origins)
+        program = _with_kernels(known or _program(lowered, operations, sources, built, options, origins), built)
         program, unique = spliced(program, tuple((d, found.unique) for d, found in sources.items()), _region_of)
         clock.lap("emit")
         run, consume = _runnable(program, options, account)
@@ -498,19 +502,26 @@ def _program(
     options: InductorOptions,
     origins: Origins,
 ) -> Program:
-    kernels: tuple[int, ...] = ()
-    launchers: tuple[Launcher, ...] = ()
-    keepalive: tuple[object, ...] = ()
+    """The program that will launch the kernels: those of a device come behind those that are `built` of others."""
+    kernels = launchers = 0
     handles: dict[str, Handle] = {}
     for device, found in sources.items():
-        made = built[device]
-        base = len(kernels) if made.addresses else len(launchers)
+        made = built.get(device, Built())
+        base = kernels if made.addresses else launchers
         for name, (source, number) in found.launched.items():
             handles[name] = Handle(codegen_for(device), source, base + number)
-        kernels += made.addresses
-        launchers += made.launchers
-        keepalive += made.keepalive
-    return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers, origins)
+        kernels += len(made.addresses)
+        launchers += len(made.launchers)
+    return emit(lowered, operations, handles, options.reuse_buffers, origins)
+
+
+def _with_kernels(program: Program, built: Mapping[str, Built]) -> Program:
+    return replace(
+        program,
+        kernels=tuple([address for made in built.values() for address in made.addresses]),
+        launchers=tuple([launcher for made in built.values() for launcher in made.launchers]),
+        keepalive=tuple([held for made in built.values() for held in made.keepalive]),
+    )
 
 
 def _dump(

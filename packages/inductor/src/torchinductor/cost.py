@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Bundle, Kernel, Template, loops_of
+from torchinductor.ir import Bundle, Kernel, Template, by_form, loops_of
 from torchinductor.lowering.context import ExternCall, Operation
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -56,19 +56,27 @@ def bytes_of(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> dict[str, i
 
     Sizes that are symbols are those of `sizes`; others count as one.
     """
+    counts = _counted(kernel, sizes) if sizes else _counted_alone(kernel)
+    return dict(zip(kernel.arguments, counts, strict=True))
+
+
+def _counted(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> tuple[int, ...]:
     touched: dict[str, dict[IntExpr, int]] = {name: {} for name in kernel.arguments}
     for stage in kernel.stages:
         for (place, index), over in stage.body.places.items():
             if place not in kernel.rows:
                 points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
                 touched[place][index] = points
-    result: dict[str, int] = {}
+    result: list[int] = []
     for name, places in touched.items():
         buffer = kernel.buffers[name]
         whole = value_of(buffer.span, sizes)
         reached = sum(places.values())
-        result[name] = (reached if whole is None else min(reached, whole)) * buffer.dtype.itemsize
-    return result
+        result.append((reached if whole is None else min(reached, whole)) * buffer.dtype.itemsize)
+    return tuple(result)
+
+
+_counted_alone = by_form(_counted)
 
 
 def value_of(size: int | IntExpr, sizes: Mapping[str, int]) -> int | None:

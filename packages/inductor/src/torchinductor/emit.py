@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 
 from primtorch.symbolic import FloatExpr
-from primtorch.symbolic.expr import IntExpr, symbol
+from primtorch.symbolic.expr import IntExpr, constant, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import Index
 from torchinductor.ir import Buffer, Bundle, Kernel, Template, loops_of
@@ -24,7 +25,6 @@ from torchinductor.program import (
     Expect,
     Free,
     Instruction,
-    Launcher,
     Output,
     Program,
     RandomSeed,
@@ -60,6 +60,11 @@ def _sizes(index: Index) -> tuple[Size, ...]:
     return tuple(map(_size, index))
 
 
+@lru_cache(maxsize=4096)
+def _bytes_of(span: IntExpr, itemsize: int) -> IntExpr:
+    return span * constant(itemsize)
+
+
 @dataclass
 class _Emitter:
     lowered: Lowered
@@ -69,6 +74,7 @@ class _Emitter:
     dead: list[tuple[Bytes, int, torch.dtype]] = field(default_factory=list)
     symbols: dict[str, None] = field(default_factory=dict)  # those that have a value by now
     placed: list[tuple[int, Launched]] = field(default_factory=list)  # the instruction that runs each
+    known: dict[Bytes, Bytes] = field(default_factory=dict)  # one of all that are equal
 
     def launch(self, operation: Launched, instruction: Instruction) -> None:
         """The instruction that runs a kernel or a call."""
@@ -80,8 +86,9 @@ class _Emitter:
         return self.count - 1
 
     def bytes_of(self, buffer: Buffer) -> Bytes:
-        """What a buffer takes: more than its elements where its rows are padded."""
-        return buffer.device, buffer.span * IntExpr({(): buffer.dtype.itemsize})
+        """What a buffer takes, more than its elements where its rows are padded: one object for all that take as much."""
+        found = buffer.device, _bytes_of(buffer.span, buffer.dtype.itemsize)
+        return self.known.setdefault(found, found)
 
     def make(self, names: Sequence[str]) -> None:
         """Memory for buffers that nobody has written yet: dead ones of the same size first. The rest of the dead is
@@ -98,7 +105,7 @@ class _Emitter:
     def _reuse(self, name: str) -> bool:
         buffer = self.lowered.buffers[name]
         wanted = self.bytes_of(buffer)
-        place = next((i for i, (have, _, _) in enumerate(self.dead) if have == wanted), None)
+        place = next((i for i, (have, _, _) in enumerate(self.dead) if have is wanted), None)
         if place is None:
             return False
         _, slot, dtype = self.dead.pop(place)
@@ -207,14 +214,11 @@ def emit(
     lowered: Lowered,
     operations: Sequence[Operation],
     handles: Mapping[str, Handle],
-    kernels: tuple[int, ...],
-    launchers: tuple[Launcher, ...],
-    keepalive: tuple[object, ...],
     reuse: bool,
     origins: Origins = NO_ORIGINS,
 ) -> Program:
-    """The program of scheduled operations. `handles` maps kernels' names to their generated code; `origins` says where
-    the graph's nodes come from."""
+    """The program of scheduled operations, without the kernels as built. `handles` maps kernels' names to their
+    generated code; `origins` says where the graph's nodes come from."""
     emitter = _Emitter(lowered)
     inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
     emitter.symbols.update((i.symbol, None) for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None)
@@ -249,11 +253,8 @@ def emit(
         emitter.count,
         tuple(constants),
         tuple(emitter.instructions),
-        kernels,
-        launchers,
-        keepalive,
-        lowered.definitions,
-        parts_of(emitter.placed, lowered.buffers, origins, emitter.instructions),
+        definitions=lowered.definitions,
+        parts=parts_of(emitter.placed, lowered.buffers, origins, emitter.instructions),
     )
 
 

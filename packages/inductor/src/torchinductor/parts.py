@@ -150,10 +150,16 @@ def _operator(text: str) -> str:
 
 def _stem(nodes: Sequence[str]) -> str:
     """A few of a kernel's operators: those that say most of it, in the order in which they run."""
-    plain = list(dict.fromkeys(re.sub(r"(_default)?(_\d+)?$", "", node) for node in nodes))
+    plain = list(dict.fromkeys(map(_plain, nodes)))
     named = [name for name in plain if name not in _SILENT and not (name in PRIMS and PRIMS[name].family == "view")]
     telling = [name for name in named if name not in _COMMON]
     return "_".join((telling or named)[:_NAMED]) or "copy"
+
+
+def _plain(node: str) -> str:
+    """A node's name without what tells it from others."""
+    name, _, number = node.rpartition("_")
+    return (name if number.isdecimal() else node).removesuffix("_default")
 
 
 def _traffic(kernels: Iterable[Kernel], origins: Origins) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from torch import fx
 from primtorch import prims
 from primtorch.arguments import Number, Sizes, TensorLike
 from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strides, product, wrap_dim
+from primtorch.nodes import new_node
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec
@@ -309,11 +310,8 @@ class Builder:
         self, target: Callable[..., object], args: object, kwargs: Mapping[str, object], val: object, name: str
     ) -> Any:
         """One node, whatever its target; `val` describes its result."""
-        node = self.graph.create_node("call_function", target, (), {}, name)
-        # Given to create_node, they would be walked twice more, in search of symbolic sizes that _nodes has replaced.
-        node.args = self._nodes(args)
-        if kwargs:
-            node.kwargs = {k: self._nodes(v) for k, v in kwargs.items()}
+        named = {k: self._nodes(v) for k, v in kwargs.items()} if kwargs else kwargs
+        node = new_node(self.graph, "call_function", target, self._nodes(args), named, name)
         node.meta.update(self.meta)
         node.meta["val"] = val = with_settled(val) if type(val) is TensorSpec else val
         return self.result(node, val)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
-from collections.abc import Callable, Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, TypeAlias
 
 import torch
@@ -42,10 +45,6 @@ class Codec:
 
 
 _CONSTANTS: Mapping[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "format"}
-
-
-_PLAIN = frozenset((bool, int, str, type(None)))  # what JSON has
-
 _NAN = '{"float":"nan"}'
 
 
@@ -55,35 +54,30 @@ class Records:
     Args:
         namespaces: of operators that may stand in a record.
         codecs: of classes that are neither.
+        shared: those of these classes whose values are equal at many places of a record: each is written once, where it
+            comes first.
     """
 
     def __init__(
-        self, classes: Collection[type], namespaces: Collection[str] = ("aten",), codecs: Collection[Codec] = ()
+        self,
+        classes: Collection[type],
+        namespaces: Collection[str] = ("aten",),
+        codecs: Collection[Codec] = (),
+        shared: Collection[type] = (),
     ) -> None:
-        self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
-        self._tuples = {name: _tuple_fields(kind) for name, kind in self._classes.items()}
-        self._fields: dict[type, tuple[str, ...]] = {
-            kind: tuple(field.name for field in dataclasses.fields(kind))
-            for kind in self._classes.values()
-            if dataclasses.is_dataclass(kind)
-        }
-        self._codecs = {codec.kind.__name__: codec for codec in codecs}
+        self.classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
+        self.codecs = {codec.kind.__name__: codec for codec in codecs}
+        self.shared = frozenset(shared)
+        self._tuples = {name: _tuple_fields(kind) for name, kind in self.classes.items()}
         self._namespaces = frozenset(namespaces)
 
     def text(self, value: object) -> str:
         """One line of JSON.
 
         Raises:
-            NotAsText: something in it is of no known class, or is not what it was after it is read again.
+            NotAsText: something in it is of no known class, or would not be what it was after it is read again.
         """
-        written = self._json(value)
-        again = self.value(written)
-        if again != value and (_NAN not in written or self._json(again) != written):  # of NaN the text says it is one
-            raise NotAsText("a value that differs when it is read again")
-        return written
-
-    def _json(self, value: object) -> str:
-        return json.dumps(self._write(value), separators=(",", ":"), allow_nan=False)
+        return _Writer(self).text(value)
 
     def value(self, text: str) -> object:
         """What `text` wrote.
@@ -91,68 +85,39 @@ class Records:
         Raises:
             NotARecord: it is nothing that `text` wrote.
         """
+        said: dict[int, object] = {}
+
+        def made(written: dict[str, Json]) -> object:
+            """What one object of JSON stands for; those within it are made already."""
+            ((form, held),) = written.items()
+            if form == "record":
+                return self._record(held, said)
+            return said[held] if form == "again" else self._FORMS[form](self, held)
+
         try:
-            return json.loads(text, object_hook=self._made)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+            return json.loads(text, object_hook=made)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
             raise NotARecord(f"{type(error).__name__}: {error}") from error
 
-    def _write(self, value: object) -> Json:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        names = self._fields.get(kind)
-        if names is not None:  # nearly all that there is
-            parts = [getattr(value, name) for name in names]
-            written = [part if type(part) in _PLAIN else self._write(part) for part in parts]
-            for place in self._tuples[kind.__name__]:
-                if type(written[place]) is dict and "tuple" in written[place]:
-                    written[place] = written[place]["tuple"]
-            return {"record": [kind.__name__, *written]}
-        if kind is list or kind is immutable_list:  # as FX has one in a node
-            return [self._write(item) for item in value]  # type: ignore[attr-defined]
-        if kind is tuple or kind is torch.Size:
-            return {"tuple": [self._write(item) for item in value]}  # type: ignore[attr-defined]
-        if kind is frozenset:
-            return {"set": sorted((self._write(item) for item in value), key=json.dumps)}  # type: ignore[attr-defined]
-        if kind is dict:
-            return {"dict": [[self._write(k), self._write(v)] for k, v in value.items()]}  # type: ignore[attr-defined]
-        if kind is float:
-            return {"float": value.hex()}  # type: ignore[attr-defined]
-        if kind in _CONSTANTS:
-            return {_CONSTANTS[kind]: str(value).removeprefix("torch.")}
-        if kind is torch.device:
-            return {"device": str(value)}
-        if isinstance(value, OpOverload):
-            if value.namespace not in self._namespaces:
-                raise NotAsText(f"the operator {value}")
-            return {"operator": str(value)}
-        codec = self._codecs.get(kind.__name__)
-        if codec is not None and codec.kind is kind:
-            return {"record": [kind.__name__, *map(self._write, codec.parts(value))]}
-        if self._classes.get(kind.__name__) is not kind:
-            raise NotAsText(f"a {kind.__module__}.{kind.__qualname__}")
-        assert isinstance(value, enum.Enum)
-        return {"member": [kind.__name__, value.name]}
-
-    def _made(self, written: dict[str, Json]) -> object:
-        """What one object of JSON stands for; those within it are made already."""
-        ((form, held),) = written.items()
-        return self._FORMS[form](self, held)
-
-    def _record(self, held: Json) -> object:
+    def _record(self, held: Json, said: dict[int, object]) -> object:
         name, *values = held
-        kind = self._classes.get(name)
+        kind = self.classes.get(name)
         if kind is not None:
             for place in self._tuples[name]:
                 if type(values[place]) is list:
                     values[place] = tuple(values[place])
-            return kind(*values)
-        codec = self._codecs.get(name)
-        if codec is None:
-            raise NotARecord(f"the record {name}, which is not known here")
-        return codec.made(*values)
+            found = kind(*values)
+        else:
+            codec = self.codecs.get(name)
+            if codec is None:
+                raise NotARecord(f"the record {name}, which is not known here")
+            found, kind = codec.made(*values), codec.kind
+        if kind in self.shared:
+            said[len(said)] = found
+        return found
 
-    def _operator(self, held: Json) -> object:
+    def operator_named(self, held: str) -> OpOverload:
+        """The operator of a name. Raises NotARecord for what may not stand in a record."""
         namespace, name, overload = held.split(".")
         if namespace not in self._namespaces:
             raise NotARecord(f"the operator {held}")
@@ -173,14 +138,168 @@ class Records:
         "dict": lambda self, held: dict(held),
         "float": lambda self, held: float.fromhex(held),
         "device": lambda self, held: torch.device(held),
-        "operator": _operator,
-        "member": lambda self, held: self._classes[held[0]][held[1]],  # type: ignore[index]
-        "record": _record,
+        "operator": operator_named,
+        "member": lambda self, held: self.classes[held[0]][held[1]],  # type: ignore[index]
         **{
             form: lambda self, held, kind=kind: self._constant(kind, held)  # type: ignore[misc]
             for kind, form in _CONSTANTS.items()
         },
     }
+
+
+Write: TypeAlias = Callable[[Any], str]
+
+
+class _Writer(dict[type, Write]):
+    """What writes a value of each class into one text.
+
+    Nothing is read again to see whether it is what it was: each form is of a class whose values it says whole. Where
+    that is the class's own matter (a codec, a constructor that does more than to hold its fields) each value is asked.
+    """
+
+    def __init__(self, records: Records) -> None:
+        super().__init__(_LEAVES)
+        self.records = records
+        self.said: dict[object, int] = {}  # places of the values of shared classes
+        self.fields = _FieldWriter(self)
+        self.update({tuple: self._tuple, torch.Size: self._tuple, list: self._list, immutable_list: self._list})
+        self.update({frozenset: self._set, dict: self._dict})
+
+    def text(self, value: object) -> str:
+        return self[type(value)](value)
+
+    def items(self, values: Iterable[object]) -> str:
+        return ",".join([self[type(value)](value) for value in values])
+
+    def __missing__(self, kind: type) -> Write:
+        records, name = self.records, kind.__name__
+        codec = records.codecs.get(name)
+        if issubclass(kind, OpOverload):
+            write: Write = self._operator
+        elif records.classes.get(name) is kind:
+            write = self._record(kind) if dataclasses.is_dataclass(kind) else self._member
+        elif codec is not None and codec.kind is kind:
+            write = self._by_codec(codec)
+        else:
+            raise NotAsText(f"a {kind.__module__}.{kind.__qualname__}")
+        self[kind] = write = self._once(write) if kind in records.shared else write
+        return write
+
+    def _tuple(self, value: tuple[object, ...]) -> str:
+        return f'{{"tuple":[{self.items(value)}]}}'
+
+    def _list(self, value: list[object]) -> str:  # FX has one of its own in a node
+        return f"[{self.items(value)}]"
+
+    def _set(self, value: frozenset[object]) -> str:
+        return f'{{"set":[{",".join(sorted(map(self.text, value)))}]}}'
+
+    def _dict(self, value: dict[object, object]) -> str:
+        return f'{{"dict":[{",".join([f"[{self.text(k)},{self.text(v)}]" for k, v in value.items()])}]}}'
+
+    def _operator(self, value: OpOverload) -> str:
+        name = str(value)
+        try:
+            found = self.records.operator_named(name)
+        except (NotARecord, ValueError, AttributeError):
+            found = None
+        if found is not value:
+            raise NotAsText(f"the operator {name}")
+        return f'{{"operator":{_quoted(name)}}}'
+
+    def _member(self, value: enum.Enum) -> str:
+        return f'{{"member":[{_quoted(type(value).__name__)},{_quoted(value.name)}]}}'
+
+    def _record(self, kind: Any) -> Write:
+        """Writes values of a dataclass: what the constructor is given, in its order."""
+        declared = dataclasses.fields(kind)
+        read = _reader([field.name for field in declared])
+        tuples = _tuple_fields(kind)
+        writers = tuple(self.fields if place in tuples else self for place in range(len(declared)))
+        head = f'{{"record":[{_quoted(kind.__name__)}{"," if declared else ""}'
+        holds = _holds_its_fields(kind)
+
+        def write(value: object) -> str:
+            parts = read(value)
+            text = ",".join([by[type(part)](part) for by, part in zip(writers, parts)])  # noqa: B905 - one for each
+            if not holds and kind(*parts) != value:
+                raise NotAsText(f"a {kind.__name__} that differs when it is read again")
+            return f"{head}{text}]}}"
+
+        return write
+
+    def _by_codec(self, codec: Codec) -> Write:
+        head = f'{{"record":[{_quoted(codec.kind.__name__)}'
+
+        def write(value: object) -> str:
+            parts = codec.parts(value)
+            text, again = self.items(parts), codec.made(*parts)
+            if again != value and (_NAN not in text or self.items(codec.parts(again)) != text):  # which says it is one
+                raise NotAsText(f"a {codec.kind.__name__} that differs when it is read again")
+            return f"{head},{text}]}}" if parts else f"{head}]}}"
+
+        return write
+
+    def _once(self, write: Write) -> Write:
+        """Of equal values the first is written, of the others its place among those of shared classes."""
+
+        def again(value: object) -> str:
+            try:
+                place = self.said.get(value)
+            except TypeError:
+                write(value)  # whose parts are told, if one of them is to blame
+                raise NotAsText(f"a {type(value).__name__} of what cannot be hashed") from None
+            if place is not None:
+                return f'{{"again":{place}}}'
+            text = write(value)
+            self.said[value] = len(self.said)
+            return text
+
+        return again
+
+
+class _FieldWriter(dict[type, Write]):
+    """What writes a value where a tuple is declared, which says so without a form."""
+
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__({tuple: writer._list, torch.Size: writer._list})
+        self.writer = writer
+
+    def __missing__(self, kind: type) -> Write:
+        if kind is list or kind is immutable_list:
+            raise NotAsText("a list where a tuple is declared")
+        self[kind] = write = self.writer[kind]
+        return write
+
+
+def _constant_text(value: object) -> str:
+    return f'{{"{_CONSTANTS[type(value)]}":{_quoted(str(value).removeprefix("torch."))}}}'
+
+
+# Values that hold no others. Of what torch has few of, each is spelt once.
+_LEAVES: Mapping[type, Write] = {
+    type(None): lambda _: "null",
+    bool: lambda value: "true" if value else "false",
+    int: int.__repr__,
+    str: _quoted,
+    float: lambda value: f'{{"float":"{value.hex()}"}}',
+    torch.device: functools.cache(lambda value: f'{{"device":{_quoted(str(value))}}}'),
+    **dict.fromkeys(_CONSTANTS, functools.cache(_constant_text)),
+}
+
+
+def _reader(names: Sequence[str]) -> Callable[[Any], tuple[object, ...]]:
+    """Reads these attributes."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda value: tuple([getattr(value, name) for name in names])
+
+
+def _holds_its_fields(kind: Any) -> bool:
+    """Whether a dataclass, called with its fields in their order, does no more than to hold them."""
+    own = "__dataclass_params__" in vars(kind) and kind.__dataclass_params__.init
+    placed = all(field.init and not field.kw_only for field in dataclasses.fields(kind))
+    return own and placed and kind.__new__ is object.__new__ and not hasattr(kind, "__post_init__")
 
 
 def _tuple_fields(kind: type) -> tuple[int, ...]:

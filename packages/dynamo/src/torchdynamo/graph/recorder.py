@@ -22,6 +22,7 @@ from torch.utils._device import _device_constructors
 from primtorch import errors as primtorch_errors
 from primtorch.effects import RESTRIDES, has_effect, is_inplace, overload_of, unsaid_writes, written_tensors
 from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
+from primtorch.nodes import new_node
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
@@ -609,7 +610,7 @@ class Recorder:
     ) -> fx.Node:
         """One node for a call whose result is known."""
         kind, target, args = _target_of(func, args)
-        node = self.graph.create_node(kind, target, self.argument(args), self.argument(kwargs))
+        node = new_node(self.graph, kind, target, self.argument(args), self.argument(kwargs))
         self.annotate(node, result)
         node.meta[CALL] = self.calls
         self.calls += 1

@@ -52,7 +52,7 @@ from torchdynamo.sources import Scope, Source, own_dict, resolve
 
 _log = logging.getLogger("torchdynamo")
 
-FORMAT = 2
+FORMAT = 3
 MOST_FRAMES = 8  # under one key
 
 
@@ -102,7 +102,9 @@ class KeptFrame:
     marks: list[Row]
 
 
-_RECORDS = Records((KeptFrame, Named, GlobalState, *graphs.CLASSES, *SYMBOLIC), codecs=graphs.CODECS)
+_RECORDS = Records(
+    (KeptFrame, Named, GlobalState, *graphs.CLASSES, *SYMBOLIC), codecs=graphs.CODECS, shared=(graphs.Value,)
+)
 
 
 class Texts(Protocol):

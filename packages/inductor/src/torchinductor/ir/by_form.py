@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from torchinductor.ir.body import Body
-from torchinductor.ir.forms import Numbers
-from torchinductor.ir.kernel import Kernel
+from torchinductor.ir.forms import Form, Numbers
+from torchinductor.ir.kernel import Kernel, Stage
+from torchinductor.ir.operations import Operation
 
 MadeT = TypeVar("MadeT")
 Given = ParamSpec("Given")
@@ -40,7 +41,7 @@ def kernels_by_form(make: Callable[Given, Sequence[Kernel]]) -> Callable[Given, 
     What it gives depends on what it is given alone. It has no reductions but theirs, their origins in order, and where
     kernels and buffers are new, the first kernel's name and what tells them apart.
     """
-    known: dict[Hashable, tuple[list[Kernel], list[Kernel]]] = {}
+    known: dict[Hashable, tuple[list[Kernel], list[_Model]]] = {}
 
     @wraps(make)
     def get(*args: Given.args, **kwargs: Given.kwargs) -> Sequence[Kernel]:
@@ -50,7 +51,7 @@ def kernels_by_form(make: Callable[Given, Sequence[Kernel]]) -> Callable[Given, 
         found = known.get(content)
         if found is None:
             made = make(*args, **kwargs)
-            _keep(known, content, (list(map(_alone, kernels)), list(map(_alone, made))))
+            _keep(known, content, (list(map(_alone, kernels)), [_Model.of(result) for result in made]))
             return made
         models, results = found
         names = _Renaming(models, kernels)
@@ -66,6 +67,24 @@ def _common(kernels: Sequence[Kernel]) -> Hashable:
     numbers, forms = Numbers(), [kernel.form for kernel in kernels]
     buffers = tuple([numbers.buffer(name) for form in forms for name in form.buffers])
     return buffers, tuple([numbers.key(name) for form in forms for name in form.keys])
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What was made of kernels, as it is made of others of their forms.
+
+    Attributes:
+        named: of each stage, the places of the operations that say a name.
+    """
+
+    kernel: Kernel
+    named: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(made: Kernel) -> _Model:
+        ops = [enumerate(stage.body.ops) for stage in made.stages]
+        named = [tuple([at for at, op in of_stage if type(op).renamed is not Operation.renamed]) for of_stage in ops]
+        return _Model(_alone(made), tuple(named))
 
 
 class _Renaming:
@@ -92,11 +111,13 @@ class _Renaming:
     def key(self, key: str) -> str:
         return self._keys[key]
 
-    def apply(self, made: Kernel) -> Kernel:
+    def apply(self, model: _Model) -> Kernel:
         """What was made of the ones, as it is of the others."""
+        made = model.kernel
         form = made.form
         stages = [
-            replace(stage, body=Body(tuple([op.renamed(self) for op in stage.body.ops]))) for stage in made.stages
+            Stage(stage.kind, self._body(stage.body, named))
+            for stage, named in zip(made.stages, model.named, strict=True)
         ]
         added = [made.buffers[name] for name in form.buffers if name not in self._buffers]
         workspaces = {self.own(buffer.name): replace(buffer, name=self.own(buffer.name)) for buffer in added}
@@ -110,9 +131,18 @@ class _Renaming:
             rows=tuple(map(self.buffer, made.rows)),
             in_place=tuple((self.buffer(written), self.buffer(read)) for written, read in made.in_place),
         )
+        # As it would find out itself, whenever it is asked.
         buffers, keys = tuple(map(self.buffer, form.buffers)), tuple(map(self.key, form.keys))
-        vars(found)["form"] = replace(form, buffers=buffers, keys=keys)  # as it would find out itself
+        vars(found)["form"] = Form(form.content, buffers, keys)
+        for name in ("reads", "writes", "arguments"):
+            vars(found)[name] = tuple(map(self.buffer, getattr(made, name)))
         return found
+
+    def _body(self, body: Body, named: Sequence[int]) -> Body:
+        ops = list(body.ops)
+        for place in named:
+            ops[place] = ops[place].renamed(self)
+        return Body(tuple(ops))
 
 
 def _alone(kernel: Kernel) -> Kernel:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torchinductor.errors import InductorError
 from torchinductor.ir.bundle import Bundle
+from torchinductor.ir.by_form import by_form
 from torchinductor.ir.kernel import Kernel, Stage
 from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, ReduceColumn, Scan, Store
 from torchinductor.ir.template import PROLOGUE, Template
@@ -37,6 +38,11 @@ def verify(kernel: Kernel) -> None:
       accumulated over the outer axes, and they carry nothing else;
     * a buffer lies in the place of another only where both are of one element type.
     """
+    _is_sound(kernel)
+
+
+@by_form
+def _is_sound(kernel: Kernel) -> bool:
     names = [axis.name for axis in kernel.axes]
     if len(set(names)) != len(names):
         _fail(kernel, "two axes of one name")
@@ -46,6 +52,7 @@ def verify(kernel: Kernel) -> None:
     for written, read in kernel.in_place:
         if kernel.buffers[written].dtype != kernel.buffers[read].dtype:
             _fail(kernel, f"{written} lies over {read}, of another type")
+    return True
 
 
 def verify_bundle(bundle: Bundle) -> None:
