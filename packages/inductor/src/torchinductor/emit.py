@@ -86,7 +86,7 @@ class _Emitter:
         return self.count - 1
 
     def bytes_of(self, buffer: Buffer) -> Bytes:
-        """What a buffer takes, more than its elements where its rows are padded: one object for all that take as much."""
+        """What a buffer takes, more than its elements where rows are padded: one object for all that take as much."""
         found = buffer.device, _bytes_of(buffer.span, buffer.dtype.itemsize)
         return self.known.setdefault(found, found)
 
