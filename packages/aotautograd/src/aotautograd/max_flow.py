@@ -42,41 +42,46 @@ class FlowNetwork:
                 total += sent
 
     def _levels(self, source: int, sink: int) -> list[int]:
-        level = [-1] * len(self.edges_of)
+        edges_of, head, capacity = self.edges_of, self.head, self.capacity
+        level = [-1] * len(edges_of)
         level[source] = 0
         queue = deque([source])
         while queue and level[sink] < 0:
             v = queue.popleft()
-            for e in self.edges_of[v]:
-                w = self.head[e]
-                if self.capacity[e] > 0 and level[w] < 0:
-                    level[w] = level[v] + 1
+            following = level[v] + 1
+            for e in edges_of[v]:
+                w = head[e]
+                if level[w] < 0 and capacity[e] > 0:
+                    level[w] = following
                     queue.append(w)
         return level
 
     def _augment(self, source: int, sink: int, level: list[int], places: list[int]) -> int:
         """One path of the level graph, found without recursion; dead ends are passed once."""
+        edges_of, head, capacity = self.edges_of, self.head, self.capacity
         path: list[int] = []
         v = source
         while v != sink:
-            edges = self.edges_of[v]
-            while places[v] < len(edges):
-                e = edges[places[v]]
-                if self.capacity[e] > 0 and level[self.head[e]] == level[v] + 1:
+            edges, place, following = edges_of[v], places[v], level[v] + 1
+            count = len(edges)
+            while place < count:
+                e = edges[place]
+                if level[head[e]] == following and capacity[e] > 0:
                     break
-                places[v] += 1
-            if places[v] == len(edges):
+                place += 1
+            places[v] = place
+            if place == count:
                 if v == source:
                     return 0
-                v = self.head[path.pop() ^ 1]
+                v = head[path.pop() ^ 1]
                 places[v] += 1
                 continue
-            path.append(edges[places[v]])
-            v = self.head[path[-1]]
-        sent = min(self.capacity[e] for e in path)
+            path.append(edges[place])
+            v = head[path[-1]]
+        sent = min([capacity[e] for e in path])
         for e in path:
-            self.capacity[e] -= sent
-            self.capacity[e ^ 1] += sent
+            capacity[e] -= sent
+            capacity[e ^ 1] += sent
         return sent
 
     def sink_side(self, sink: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 
@@ -74,11 +75,15 @@ def read_by(node: fx.Node) -> list[fx.Node]:
 
 def has_effect(node: fx.Node) -> bool:
     """Nodes that must run although nobody uses their value, and once: draws from a generator, calls with an effect."""
-    if node.op in ("placeholder", "output"):
-        return True
-    if node.op != "call_function":
-        return False
-    return is_random(node) or is_effect(node)
+    if node.op == "call_function":
+        target = node.target
+        return _must_run(target) if isinstance(target, OpOverload) else is_random(node) or is_effect(node)
+    return node.op in ("placeholder", "output")
+
+
+@functools.lru_cache(maxsize=4096)
+def _must_run(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags or effects.has_effect(op)
 
 
 def is_effect(node: fx.Node) -> bool:
@@ -177,17 +182,23 @@ def _maker(node: fx.Node) -> fx.Node:
 
 def _key(a: object) -> object:
     """A hashable form that keeps 1, 1.0 and True apart."""
-    if isinstance(a, fx.Node):
+    kind = type(a)
+    if kind is fx.Node:
         return a
+    if kind in _AS_THEY_ARE:
+        return (kind, a)
     if isinstance(a, (tuple, list)):
-        return (isinstance(a, tuple), *(_key(x) for x in a))
+        return (isinstance(a, tuple), *[_key(x) for x in a])
     if isinstance(a, dict):
         return tuple((k, _key(v)) for k, v in sorted(a.items()))
     if isinstance(a, slice):
         return ("slice", _key(a.start), _key(a.stop), _key(a.step))
     if isinstance(a, float):
         return (float, a.hex())
-    return (type(a), a)
+    return (kind, a)
+
+
+_AS_THEY_ARE = frozenset((int, bool, str, type(None), torch.dtype, torch.device))
 
 
 def same_layout(node: fx.Node, source: fx.Node) -> bool:

@@ -24,7 +24,7 @@ from primtorch.memory import memory_of, path_of_views, viewed
 aten = torch.ops.aten
 
 # Prims by family (see primtorch.prims) and ATen operators by packet that cost about as much as reading their result.
-_CHEAP_FAMILIES = frozenset({"elementwise", "comparison", "ternary", "conversion", "creation", "view", "shape"})
+_CHEAP_FAMILIES = ("elementwise", "comparison", "ternary", "conversion", "creation", "view", "shape")
 _CHEAP_PACKETS = frozenset(
     {
         aten._to_copy, aten.clone, aten.expand, aten.cat, aten.full, aten.full_like, aten.zeros, aten.zeros_like,
@@ -51,7 +51,7 @@ def is_cheap(node: fx.Node) -> bool:
         return True
     family = getattr(target, "family", None)
     if family is not None:
-        return any(str(family).startswith(cheap) for cheap in _CHEAP_FAMILIES)
+        return str(family).startswith(_CHEAP_FAMILIES)
     return (
         torch.Tag.pointwise in getattr(target, "tags", ()) or getattr(target, "overloadpacket", None) in _CHEAP_PACKETS
     )
@@ -77,8 +77,9 @@ def source_bytes(node: fx.Node) -> int:
         source = work.pop()
         made = source.args[0] if source.target is operator.getitem else source
         if source.op == "call_function" and isinstance(made, fx.Node) and is_cheap(made):
-            work += [n for n in source.all_input_nodes if n not in seen]
-            seen.update(source.all_input_nodes)
+            read = source.all_input_nodes
+            work += [n for n in read if n not in seen]
+            seen.update(read)
         elif is_tensor(source):
             total += nbytes(source)
     return min(total, most)

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from primtorch import prims
+from primtorch.effects import tags_of
 from primtorch.layout import is_channels_last
 from primtorch.prims import Prim
 from primtorch.spec import Size, TensorSpec
@@ -34,7 +35,7 @@ def arrange_convolutions(gm: fx.GraphModule, traits_of: TraitsOf) -> bool:
     for node in found:
         _REPLACED[node.target.name](node)
     if found:
-        gm.graph.eliminate_dead_code()
+        gm.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or bool(tags_of(n.target)))
         gm.recompile()
     return laid_out or bool(found)
 

@@ -241,7 +241,7 @@ def emit(
         for name in dying.get(position, ()):
             buffer = lowered.buffers[name]
             slot = emitter.slots[name]
-            if reuse and name in owned - lives_on and not isinstance(operation, ExternCall):
+            if reuse and name in owned and name not in lives_on and not isinstance(operation, ExternCall):
                 emitter.dead.append((emitter.bytes_of(buffer), slot, buffer.dtype))
             else:
                 emitter.instructions.append(Free(slot))

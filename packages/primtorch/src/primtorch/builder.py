@@ -496,7 +496,10 @@ def as_spec(val: TensorLike) -> TensorSpec:
 def with_settled(spec: TensorSpec) -> TensorSpec:
     """The metadata with numbers for the sizes that are settled."""
     sizes = (*spec.shape, *spec.strides, spec.offset)
-    if all(type(size) is int for size in sizes):
+    for size in sizes:
+        if type(size) is not int:
+            break
+    else:
         return spec
     rank = len(spec.shape)
     known = tuple(map(settled, sizes))

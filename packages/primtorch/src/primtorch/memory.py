@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from primtorch.prims import Prim
 
@@ -17,20 +19,27 @@ def is_view(target: object) -> bool:
     """Whether an operator's result may share memory with its first argument."""
     if isinstance(target, Prim):
         return "view" in target.tags
-    return target in _UNANNOUNCED or returns_alias(target)
+    return returns_alias(target) or target in _UNANNOUNCED
 
 
 def returns_alias(target: object) -> bool:
     """Whether an operator's schema says that a result lies in the memory of an argument."""
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return isinstance(target, OpOverload) and _says_alias(target)
+
+
+@lru_cache(maxsize=4096)
+def _says_alias(target: OpOverload) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns)
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
     """The node that this one is a view of (for an item of a list of views, the list), or None."""
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+    if node.op != "call_function":
         return None
-    source = node.args[0]
+    args = node.args
+    source = args[0] if args else None
+    if not isinstance(source, fx.Node):
+        return None
     maker = source if node.target is operator.getitem else node
     return source if maker.op == "call_function" and is_view(maker.target) else None
 

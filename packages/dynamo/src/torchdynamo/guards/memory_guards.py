@@ -39,12 +39,11 @@ def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
     see it; to an input that overlaps itself (an expanded one, windows), whose other elements see it; and to an
     inference tensor outside of inference mode, which eager refuses, there and then."""
 
+    inputs = _InputsByMemory(outside)
+
     def refuse(written: Iterable[torch.Tensor]) -> None:
-        memories = _memories(written)
         inference = torch.is_inference_mode_enabled()
-        for source, tensor, fake in outside.tensors:
-            if id(fake.memory) not in memories:
-                continue
+        for source, tensor in inputs.of(_memories(written)):
             if source in shared:
                 raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, whose memory another shares")
             if _overlaps_itself(tensor):
@@ -53,6 +52,27 @@ def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
                 raise BreakGraph("exception", f"a write to the inference tensor {source.expression()}")
 
     outside.recorder.on_write = refuse
+
+
+class _InputsByMemory:
+    """The inputs so far by the identities of their memories: a program may write as often as it has inputs."""
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+        self._inputs: dict[int, list[tuple[int, Source, torch.Tensor]]] = {}
+        self._seen = 0
+        self._moved = 0
+
+    def of(self, memories: Collection[int]) -> list[tuple[Source, torch.Tensor]]:
+        """Those in these memories, in their order."""
+        tensors, moved = self._outside.tensors, self._outside.mode.moved
+        if moved != self._moved or len(tensors) < self._seen:
+            self._inputs, self._seen, self._moved = {}, 0, moved
+        for place, (source, tensor, fake) in enumerate(tensors[self._seen :], self._seen):
+            self._inputs.setdefault(id(fake.memory), []).append((place, source, tensor))
+        self._seen = len(tensors)
+        found = sorted((one for memory in memories for one in self._inputs.get(memory, ())), key=lambda one: one[0])
+        return [(source, tensor) for _, source, tensor in found]
 
 
 def written_inputs(outside: Outside) -> list[tuple[Source, torch.Tensor]]:

@@ -111,6 +111,7 @@ class FakeTensor(torch.Tensor):
         _DATA.__set__(self, value)
         self._tell_spec()
         self._memory = value.memory if isinstance(value, FakeTensor) else None
+        self.fake_mode.moved += 1
 
     def _tell_spec(self) -> None:
         """The metadata as torch has it, after it was changed there."""
@@ -241,6 +242,8 @@ class FakeMode(DispatchMode):
         """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
         self.refusable = 0
         """How many calls came that eager may refuse for what is in their tensors."""
+        self.moved = 0
+        """How often a fake was given another one's memory."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from types import EllipsisType
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -82,13 +83,14 @@ def intern_call(op: str, left: IntExpr, right: IntExpr) -> Call:
 class IntExpr:
     """A frozen integer polynomial. `str()` gives a Python expression over the symbols' names."""
 
-    __slots__ = ("__weakref__", "_hash", "_symbols", "terms")
+    __slots__ = ("__weakref__", "_hash", "_symbols", "_value", "terms")
     terms: Mapping[Monomial, int]
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self.terms = terms
         self._hash: int | None = None
         self._symbols: frozenset[str] | None = None
+        self._value: int | EllipsisType | None = ...  # not asked for
 
     # identity -------------------------------------------------------------------------------------------------
     def __eq__(self, other: object) -> bool:
@@ -104,10 +106,11 @@ class IntExpr:
 
     def as_int(self) -> int | None:
         """The value when the expression is a constant."""
-        terms = self.terms
-        if not terms:
-            return 0
-        return terms.get(()) if len(terms) == 1 else None
+        value = self._value
+        if value is ...:
+            terms = self.terms
+            value = self._value = (terms.get(()) if len(terms) == 1 else None) if terms else 0
+        return value
 
     def atoms(self) -> Iterator[Atom]:
         """The atoms of every term, with repetition."""

@@ -500,10 +500,10 @@ def _philox_line(seed, first, stream, shape: tl.constexpr):
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), shape).to(tl.int64)
 """
 
-_WORD = re.compile(r"\w+")
 _NAMED: Mapping[str, str] = {
     text.split("(", 1)[0]: f"@triton.jit\ndef {text.strip()}\n" for text in _HELPERS.split("@triton.jit\ndef ")[1:]
 }
+_WORDS = {name: re.compile(rf"\b{name}\b") for name in _NAMED}
 
 
 def helpers_of(text: str) -> list[str]:
@@ -511,7 +511,8 @@ def helpers_of(text: str) -> list[str]:
     wanted: set[str] = set()
     texts = [text]
     while texts:
-        fresh = _NAMED.keys() & set(_WORD.findall(texts.pop())) - wanted
+        text = texts.pop()
+        fresh = {name for name in _NAMED if name in text and name not in wanted and _WORDS[name].search(text)}
         wanted |= fresh
         texts += [_NAMED[name] for name in fresh]
     return [helper for name, helper in _NAMED.items() if name in wanted]
