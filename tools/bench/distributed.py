@@ -8,9 +8,10 @@
 Under torchrun each rank trains a case by each compiler from the same weights on the same batches. The last form starts
 torchrun for each case, compiles all cases at once, and measures them one after the other; a case that is not done in
 time is ended alone. Rows: losses against eager's, the median time of a step (the compilers take turns), the share of
-communication that other work on the device hides (from the profiler's intervals; what a kernel waits for another rank
-stands by itself: it says how evenly the ranks went), peak memory, seconds until the graphs are final, stages of the
-backward, and whatever ran eagerly beyond what each case expects.
+communication that work on any rank's device hides (from the profiler's intervals; what a kernel waits for another rank
+stands by itself, and so does what is sent while a rank that is ahead has nothing to do: they say how evenly the ranks
+went), peak memory, seconds until the graphs are final, stages of the backward, and whatever ran eagerly beyond what
+each case expects.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import bisect
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import os
@@ -39,7 +41,7 @@ os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 COMPILERS = ("eager", "ours", "torch")
 WARM = 4  # steps in which graphs are made: the reducer makes its buckets behind the first
-PROFILED = 2  # steps
+PROFILED = 6  # steps
 Intervals = list[tuple[float, float]]
 Events = list[tuple[str, float, float]]  # name, begin and end, in microseconds
 
@@ -111,19 +113,6 @@ def union(intervals: Intervals) -> Intervals:
     return found
 
 
-def overlap(first: Intervals, second: Intervals) -> float:
-    """How long both are under way."""
-    first, second = union(first), union(second)
-    starts = [begin for begin, _ in second]
-    both = 0.0
-    for begin, end in first:
-        for other in second[max(0, bisect.bisect_right(starts, begin) - 1) :]:
-            if other[0] >= end:
-                break
-            both += max(0.0, min(end, other[1]) - max(begin, other[0]))
-    return both
-
-
 def total(intervals: Intervals) -> float:
     """Of intervals that do not meet."""
     return sum(end - begin for begin, end in intervals)
@@ -179,27 +168,44 @@ def outside(first: Intervals, second: Intervals) -> Intervals:
     return found
 
 
-def hidden(ranks: Sequence[Events]) -> dict[str, Any]:
-    """What ran on the device in `PROFILED` steps, in milliseconds a step, the mean of the ranks.
+def intersection(first: Intervals, second: Intervals) -> Intervals:
+    """What is in both; they are unions, and so is it."""
+    found: Intervals = []
+    starts = [begin for begin, _ in second]
+    for begin, end in first:
+        for other in second[max(0, bisect.bisect_right(starts, begin) - 1) :]:
+            if other[0] >= end:
+                break
+            if min(end, other[1]) > max(begin, other[0]):
+                found.append((max(begin, other[0]), min(end, other[1])))
+    return found
 
-    Communication under way in all ranks, what of it other kernels run beside, the wait of its kernels for other ranks,
-    all other kernels; and of the first rank the longest of what nothing runs beside, as (milliseconds from its first
-    kernel, milliseconds).
+
+def hidden(ranks: Sequence[Events]) -> dict[str, Any]:
+    """What ran on the devices in `PROFILED` steps, in milliseconds a step.
+
+    Communication is what is under way in all ranks. It is hidden while any of them computes beside it: a rank that
+    came first waits for that one in any case. Beside it, means of the ranks: `idle_ms`, communication under way where
+    the rank itself computes nothing; the wait of its kernels for other ranks; all other kernels. `alone`: the longest
+    of what nothing runs beside, as (milliseconds from the first kernel, milliseconds).
     """
-    scale = 1e-3 / PROFILED / len(ranks)
-    row = dict.fromkeys(("sent_ms", "hidden_ms", "waited_ms", "computed_ms"), 0.0)
-    alone: list[tuple[float, float]] = []
-    for events, sent in zip(ranks, transfers(ranks), strict=True):
-        computed = union([(begin, end) for name, begin, end in events if not is_communication(name)])
+    scale = 1e-3 / PROFILED
+    sent_by = transfers(ranks)
+    computed_by = [
+        union([(begin, end) for name, begin, end in events if not is_communication(name)]) for events in ranks
+    ]
+    sent = functools.reduce(intersection, sent_by)
+    computed = union([interval for intervals in computed_by for interval in intervals])
+    row = {"sent_ms": total(sent) * scale, "hidden_ms": total(intersection(sent, computed)) * scale}
+    row |= dict.fromkeys(("idle_ms", "waited_ms", "computed_ms"), 0.0)
+    for events, own_sent, own_computed in zip(ranks, sent_by, computed_by, strict=True):
         kernels = union([(begin, end) for name, begin, end in events if is_communication(name)])
-        row["sent_ms"] += total(sent) * scale
-        row["hidden_ms"] += overlap(sent, computed) * scale
-        row["waited_ms"] += (total(kernels) - total(sent)) * scale
-        row["computed_ms"] += total(computed) * scale
-        if not alone:
-            start = min((event[1] for event in events), default=0.0)
-            pieces = sorted(outside(sent, computed), key=lambda piece: piece[0] - piece[1])[:12]
-            alone = sorted(((begin - start) * 1e-3, (end - begin) * 1e-3) for begin, end in pieces)
+        row["idle_ms"] += (total(own_sent) - total(intersection(own_sent, own_computed))) * scale / len(ranks)
+        row["waited_ms"] += (total(kernels) - total(own_sent)) * scale / len(ranks)
+        row["computed_ms"] += total(own_computed) * scale / len(ranks)
+    start = min((event[1] for events in ranks for event in events), default=0.0)
+    pieces = sorted(outside(sent, computed), key=lambda piece: piece[0] - piece[1])[:12]
+    alone = sorted(((begin - start) * 1e-3, (end - begin) * 1e-3) for begin, end in pieces)
     row["exposed_ms"] = row["sent_ms"] - row["hidden_ms"]
     return {**row, "alone": [[round(at, 2), round(ms, 3)] for at, ms in alone]}
 
@@ -411,8 +417,8 @@ class Bench:
             self.step(candidate, 0)  # the profiler begins, which takes each rank another time
             self.synchronize()
             profiled.step()
-            self.dist.barrier(self.on_hosts)
             for number in range(PROFILED):
+                self.dist.barrier(self.on_hosts)  # a rank whose host is slower would fall back further in every step
                 self.step(candidate, number)
             self.synchronize()
             profiled.step()
@@ -549,23 +555,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     head = (
         "| case | compiler | ms a step | eager's / it | loss off eager's | communication ms | hidden | exposed ms "
-        "| waits ms | compute ms | peak MiB | first step s | four steps s | graphs, stages, surprises |"
+        "| idle beside ms | waits ms | compute ms | peak MiB | first step s | four steps s "
+        "| graphs, stages, surprises |"
     )
-    lines = [head, "|---" * 14 + "|"]
+    lines = [head, "|---" * 15 + "|"]
     for row in rows:
         if "failed" in row:
             last = row["failed"].strip().splitlines()[-1:] or ["no output"]
-            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 12)
+            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 13)
             continue
         told = f"{row['graphs']}, {row['stages']}, {len(row['surprises'])}" if "graphs" in row else "-"
         share = f"{row['hidden_ms'] / row['sent_ms']:.0%}" if row.get("sent_ms") else "-"
-        names = ("sent_ms", "exposed_ms", "waited_ms", "computed_ms")
-        sent, exposed, waited, computed = (f"{row[name]:.2f}" if name in row else "-" for name in names)
+        names = ("exposed_ms", "idle_ms", "waited_ms", "computed_ms")
+        sent, *others = (f"{row[name]:.2f}" if name in row else "-" for name in ("sent_ms", *names))
         peak = f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-"
         lines.append(
             f"| {row['case']} | {row['compiler']} | {row['ms']:.2f} | {row.get('ratio', 1):.2f} "
             f"| {row.get('off', 0):.1e} "
-            f"| {sent} | {share} | {exposed} | {waited} | {computed} | {peak} | {row['first_s']:.1f} "
+            f"| {sent} | {share} | {' | '.join(others)} | {peak} | {row['first_s']:.1f} "
             f"| {row['warm_s']:.1f} | {told} |"
         )
     return "\n".join(lines)

@@ -92,7 +92,7 @@ class Built:
 
     def __init__(self, device: str, stages: Stages) -> None:
         import torch
-        from counted_traffic import Stand, _memory
+        from counted_traffic import Stand, memory_for
 
         import torchinductor
         import torchinductor.compile as driver
@@ -100,7 +100,7 @@ class Built:
         from torchinductor.source import on_device
 
         self.begin_graph, self.digest = driver.begin_graph, hashlib.sha256()
-        self.stand, self.memory = Stand, _memory
+        self.stand, self.memory = Stand, memory_for
         moved = stages.timed(None, lambda graph: on_device(graph, torch.device("cuda")))
         self.placed: Callable[[Any], Any] = moved if device == "cuda" else lambda graph: graph
         for kind in ("cpu", "cuda"):

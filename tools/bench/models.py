@@ -80,7 +80,8 @@ class Bench:
         autocast = torch.autocast(self.case["device"], torch.bfloat16) if amp else contextlib.nullcontext()
         with torch.set_grad_enabled(self.train), autocast:
             out = candidate(*args, **kwargs)
-        value = out if isinstance(out, torch.Tensor) else out.loss if self.train else out.logits
+        first = lambda: out.logits if hasattr(out, "logits") else out[0]
+        value = out if isinstance(out, torch.Tensor) else out.loss if self.train else first()
         if self.train:
             (value if value.dim() == 0 else value.float().pow(2).mean()).backward()
         return value.detach()

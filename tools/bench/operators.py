@@ -1,15 +1,16 @@
-"""Operators alone, in several memory layouts: eager, torch.compile and this stack side by side on the CPU.
+"""Operators alone, in several memory layouts: eager, torch.compile and this stack side by side.
 
     python tools/bench/operators.py                                            ours and eager, every operator
     python tools/bench/operators.py --only pool pad --layouts channels_last    a slice
     python tools/bench/operators.py --compilers torch torchcompile --write docs/results/cpu_operators.md
     python tools/bench/operators.py --compilers torch fixed torchcompile --dynamic --write docs/results/cpu_symbols.md
+    python tools/bench/operators.py --device cuda --write docs/results/h200_operators.md
 
 Models hide an operator that is slow in one layout behind their convolutions; here it stands alone. Images of 4 x 64 x
-56 x 56, one thread. The programs of a row are called in turn and each one's shortest time counts; values and gradients
-are held to eager's of float64, by its own error. Ratios above 1 are faster than eager. It exits with an error if a
-value is wrong or something ran eagerly. With --dynamic sizes are symbols to the compilers, but to "fixed", which is
-this stack for the sizes at hand.
+56 x 56, one thread, the shortest time of programs that are called in turn; on a GPU 64 of them, and the device's time.
+Values and gradients are held to eager's of float64, by its own error. Ratios above 1 are faster than eager. It exits
+with an error if a value is wrong or something ran eagerly. With --dynamic sizes are symbols to the compilers, but to
+"fixed", which is this stack for the sizes at hand.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from gpu_time import median_on_gpu
 from rich.progress import track
 
 import torchcompile
 
 Tensor = torch.Tensor
-SHAPE = (4, 64, 56, 56)
-ROUNDS = 5
+CHANNELS = 64
+IMAGES = {"cpu": 4, "cuda": 64}
+ROUNDS = {"cpu": 5, "cuda": 2}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WORSE = 4.0  # times eager's own error of rounding, and a rounding of the result
 
@@ -74,7 +77,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "instance_norm": F.instance_norm,
     "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
-    "layer_norm channels": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (SHAPE[1],)),
+    "layer_norm channels": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (CHANNELS,)),
     "normalize": F.normalize,
     "var": lambda x: x.var(1),
     "amax": lambda x: x.amax(1),
@@ -103,10 +106,13 @@ class Case:
     layout: str
     dtype: str
     train: bool
+    device: str
 
     def image(self) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return LAYOUTS[self.layout](torch.randn(SHAPE, generator=generator).to(DTYPES[self.dtype]))
+        generator = torch.Generator(self.device).manual_seed(0)
+        shape = IMAGES[self.device], CHANNELS, 56, 56
+        image = torch.randn(shape, generator=generator, device=self.device)
+        return LAYOUTS[self.layout](image.to(DTYPES[self.dtype]))
 
     def run(self, function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
         if not self.train:
@@ -124,7 +130,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for layout in options.layouts:
             for operator in OPERATORS:
                 if any(part in operator for part in options.only):
-                    yield from (Case(operator, layout, dtype, train) for train in (False, True))
+                    yield from (Case(operator, layout, dtype, train, options.device) for train in (False, True))
 
 
 def compiled(compiler: str, function: Callable[[Tensor], Tensor], dynamic: bool) -> Callable[[Tensor], Tensor]:
@@ -163,13 +169,19 @@ def wrong(
 def shortest(case: Case, programs: dict[str, Callable[[Tensor], Tensor]]) -> dict[str, float]:
     """Milliseconds of each, called in turn."""
     x, best = case.image(), dict.fromkeys(programs, math.inf)
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[case.device]):
         for name, program in programs.items():
-            case.run(program, x)
-            start = time.perf_counter()
-            case.run(program, x)
-            best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
+            best[name] = min(best[name], milliseconds(case, lambda program=program: case.run(program, x)))
     return best
+
+
+def milliseconds(case: Case, run: Callable[[], object]) -> float:
+    if case.device == "cuda":
+        return median_on_gpu(run, 10)
+    run()
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def measured(case: Case, compilers: list[str], dynamic: bool) -> tuple[dict[str, float], list[str]]:
@@ -191,6 +203,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--dtypes", nargs="*", default=["float32"], choices=list(DTYPES))
     parser.add_argument("--compilers", nargs="*", default=["torchcompile"], choices=["torch", "fixed", "torchcompile"])
+    parser.add_argument("--device", default="cpu", choices=list(IMAGES))
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
     parser.add_argument("--write", type=Path, help="the page")
     options = parser.parse_args()
@@ -222,8 +235,10 @@ def main() -> int:
     summary += f"\nOther strides or values than eager's: torch.compile {theirs} rows, ours {len(faults)}."
     print(summary, *faults, sep="\n")
     if options.write:
-        title = "# Operators alone, on the CPU\n\n"
-        versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread.\n"
+        on_gpu = options.device == "cuda"
+        title = f"# Operators alone, on {'a GPU' if on_gpu else 'the CPU'}\n\n"
+        machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, one thread"
+        versions = f"Python {platform.python_version()}, torch {torch.__version__}, {machine}.\n"
         command = f"\n`python {' '.join(sys.argv)}`\n"
         text = f"{title}{versions}\n{summary}\n\n" + "\n".join(lines) + "\n" + command
         options.write.write_text(text)

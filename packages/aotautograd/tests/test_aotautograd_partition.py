@@ -12,6 +12,7 @@ from torch import nn
 from aotautograd import aot_function, default_partition, min_cut, partition, run_graph, trace_joint
 from aotautograd.api import simplify
 from aotautograd.lowering import Lowering, lower_joint
+from primtorch.schemas import DONATED
 
 
 class Block(nn.Module):
@@ -115,3 +116,41 @@ def test_gradients_are_eagers_at_every_budget(budget: float, lowered: Any) -> No
     expected = torch.autograd.grad(run(*values, x), (*values, x))
     for a, b in zip(expected, torch.autograd.grad(compiled(*values, x), (*values, x)), strict=True):
         torch.testing.assert_close(b, a)
+
+
+@torch.library.custom_op("partition_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@scaled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+scaled.register_autograd(lambda ctx, gradient: gradient * 2)
+
+# What a program of x and w gives, and how many of the tensors that it keeps only the compiled pair has ever seen.
+KEPT: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], int]] = {
+    "an activation": (lambda x, w: [torch.mm(x, w).sigmoid().square().sum()], 1),
+    "a result": (lambda x, w: [torch.mm(x, w).sigmoid()], 0),
+    "a view of a result": (lambda x, w: [(y := torch.mm(x, w).sigmoid()).t(), y.square().sum()], 0),
+    "inputs": (lambda x, w: [torch.mm(x, w)], 0),
+    "an input in another order": (lambda x, w: [torch.mm(x.t(), w.t()).sum()], 0),
+    "what an operator of the program's own reads": (lambda x, w: [scaled(torch.mm(x, w).sigmoid()).square().sum()], 0),
+}
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_only_the_forward_and_the_backward_have_seen_is_given_away(name: str, lowered: bool) -> None:
+    program, count = KEPT[name]
+    inputs = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
+    joint = simplify(trace_joint(lambda x, w: program(x, w), inputs))
+    if lowered:
+        joint = simplify(lower_joint(joint, Lowering("prims")))
+    parts = partition(joint, default_partition)
+    given = [n.name for n in parts.backward.graph.find_nodes(op="placeholder") if n.meta.get(DONATED)]
+    known = {n.name for n in parts.forward.graph.find_nodes(op="placeholder")}
+    assert known.isdisjoint(given)
+    assert len(given) == count, (given, parts.saved_placeholders)

@@ -27,7 +27,7 @@ class Stand(SimpleNamespace):
     """In the place of a compiled graph; unlike its base it can be referred to weakly."""
 
 
-def _memory(value: object) -> object:
+def memory_for(value: object) -> object:
     """A result's place, with nothing in it."""
     if not hasattr(value, "shape"):
         return value
@@ -51,7 +51,9 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
 
         def run(values: Sequence[Any]) -> list[Any]:
             given = dict(zip(names, values, strict=True))
-            return [given[o] if o in given else _memory(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
+            return [
+                given[o] if o in given else memory_for(o.meta["val"]) if hasattr(o, "meta") else o for o in returned
+            ]
 
         return Stand(consume=run, stats=torchinductor.GraphStats(0, 0, 0), kept=None)
 
@@ -59,11 +61,12 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
 
 
 @contextmanager
-def _planning(found: dict[str, Traffic], show: Show | None) -> Iterator[None]:
-    """Graphs are planned for a GPU and not built; rules that ask whether a value is on the CPU hear that it is not."""
+def planning(compile_graph: Callable[..., Any]) -> Iterator[None]:
+    """Graphs go to `compile_graph`, which is to plan them for a GPU; rules that ask whether a value is on the CPU hear
+    that it is not."""
     traits = lambda _: traits_of(CUDA)
     planned = {
-        (torchinductor, "compile_graph"): counted(found, show),
+        (torchinductor, "compile_graph"): compile_graph,
         (torchinductor, "choose_layouts"): lambda gm: arrange_convolutions(gm, traits),
         (torchinductor, "choose_kept_layouts"): lambda kept: align_kept_rows(kept, traits),
         (torchinductor, "walks_windows"): lambda device: traits(device).walks_windows,
@@ -87,7 +90,7 @@ def traffic_of_step(
 ) -> dict[str, Traffic]:
     """The traffic of a step under bf16 autocast, by kind of graph; `show` is given the planned operations."""
     found: dict[str, Traffic] = {}
-    with _planning(found, show):
+    with planning(counted(found, show)):
         with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(train):
             out = torchcompile.compile(net, fullgraph=True)(*args, **kwargs)
         if train:

@@ -150,6 +150,27 @@ class Broken(Layers):
         return x
 
 
+class Tokens(nn.Module):
+    """Tables that are registered first, one of which ends the model as well, and layers that are added to what they get."""
+
+    def __init__(self, tied: bool = True, breaks: bool = False, layers: int = 4) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(40, 8), nn.Embedding(6, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(layers))
+        self.out = nn.Linear(8, 40, bias=False)
+        self.breaks = breaks
+        if tied:
+            self.out.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words((x.abs() * 20).long() % 40) + self.places.weight
+        for place, layer in enumerate(self.layers):
+            x = x + torch.tanh(layer(x))
+            if self.breaks and place == 1:
+                torchdynamo.graph_break()
+        return self.out(x)
+
+
 def _nothing(model: Any) -> None:
     pass
 
@@ -350,6 +371,10 @@ CASES: Mapping[str, Replicas] = {
     "static_checkpointed": Replicas(Checkpointed, settings={"static_graph": True}),
     "checkpointed": Replicas(Checkpointed, settings=_SMALL),
     "tied": Replicas(Tied, settings=_SMALL),
+    "tables": Replicas(Tokens, settings=_SMALL),
+    "tables_apart": Replicas(lambda: Tokens(tied=False), settings=_SMALL, train=accumulated),
+    "tables_broken": Replicas(lambda: Tokens(breaks=True), settings=_SMALL),
+    "tables_unused": Replicas(Tokens, settings={"find_unused_parameters": True, **_SMALL}),
     "frozen": Replicas(Frozen, settings=_SMALL),
     "ignored": Replicas(Ignored, settings=_SMALL, alike=False),
     "buffers": Replicas(Normed, settings=_SMALL),
@@ -406,7 +431,18 @@ def before(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
 
 
 WRAPPINGS = {"outer": _outer, "inner": _inner}
-INDUCTOR = ("plain", "unused_small", "no_sync_views", "autocast", "user_hook", "tied", "buffers", "outputs", "broken")
+INDUCTOR = (
+    "plain",
+    "unused_small",
+    "no_sync_views",
+    "autocast",
+    "user_hook",
+    "tied",
+    "tables",
+    "buffers",
+    "outputs",
+    "broken",
+)
 PARTS = ("small_buckets", "unused", "checkpointed")  # with their parts compiled one by one, too
 
 

@@ -235,6 +235,19 @@ class Comprehended(Deep):
         return self.head(x + torch.stack(beside).sum(0)) * total
 
 
+class Tokens(Deep):
+    """Its table is the head, too, and as large as four and a half of its layers."""
+
+    def __init__(self, depth: int = 2 * LEAST) -> None:
+        super().__init__()
+        self.first = nn.Embedding(40, 6)  # type: ignore[assignment]
+        self.blocks, self.head = nn.ModuleList(Block(i) for i in range(depth)), nn.Linear(6, 40, bias=False)
+        self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward((x.abs() * 20).long() % 40)
+
+
 class Hooked(Deep):
     """A layer has a hook: it is like no other."""
 
@@ -269,6 +282,8 @@ CASES: dict[str, tuple[Replicas, set[str]]] = {
     ),
     "comprehended": (Replicas(Comprehended, settings=_SMALL), _ROUNDS),
     "hooked": (Replicas(Hooked, settings=_SMALL), _ROUNDS),
+    "tokens": (Replicas(Tokens, settings=_SMALL), _ROUNDS),
+    "tokens_unused": (Replicas(Tokens, settings={"find_unused_parameters": True, **_SMALL}), _ROUNDS),
     "no_sync_views": (
         Replicas(Deep, settings={**_SMALL, "gradient_as_bucket_view": True}, train=replica_programs.accumulated),
         _ROUNDS,
@@ -311,10 +326,10 @@ def trains_as_eager(name: str, backend: str) -> dict[str, set[str]]:
     return told
 
 
-def compiled_for(depth: int, **options: Any) -> tuple[int, int, set[str]]:
+def compiled_for(depth: int, kind: type[Deep] = Deep, **options: Any) -> tuple[int, int, set[str]]:
     """How many captures and graphs a model of so many layers takes, and what the ledger is told."""
     torchcompile.reset()
-    model = Deep()
+    model = kind()
     model.blocks = nn.ModuleList(Block(i) for i in range(depth))
     run = DistributedDataParallel(torchcompile.compile(model, options=OPTIONS | options))
     for _ in range(3):

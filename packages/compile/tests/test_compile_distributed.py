@@ -101,6 +101,42 @@ def test_a_backward_is_compiled_once(blocks: bool) -> None:
         assert len(backwards) == len(planned.buckets) == len(report.stages) == 3
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_large_table_is_sent_before_weights_that_can_wait(tied: bool) -> None:
+    """The gradient of a table is known when the whole backward has run but for the products of some weights."""
+    torchcompile.reset()
+    model = replica_programs.Tokens(tied, layers=8)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = DistributedDataParallel(torchcompile.compile(model), bucket_cap_mb=300 / (1 << 20))
+        for _ in range(4):
+            run(torch.rand(3, 6)).sum().backward()
+        made = reducer_plan(run)
+    finally:
+        dist.destroy_process_group()
+    bucket_of = {name: bucket.index for bucket in made.buckets for name in bucket.names}
+    # 1,280 bytes in the table, and 352 in a layer: those of half as many bytes come behind it.
+    assert bucket_of["layers.2.1.weight"] <= bucket_of["words.weight"] < bucket_of["layers.1.1.weight"]
+    report = torchcompile.report()
+    backwards = [graph for graph in report.graphs if graph.kind == "backward"]
+    assert made.final and len(backwards) == len(made.buckets) == len(report.stages)  # as foreseen, and compiled once
+
+
+def test_a_table_stays_where_another_graph_has_the_weights() -> None:
+    torchcompile.reset()
+    model = replica_programs.Tokens(layers=8)
+    torchcompile.compile_in_place(model.words, *model.layers)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = DistributedDataParallel(model, bucket_cap_mb=300 / (1 << 20))
+        for _ in range(4):
+            run(torch.rand(3, 6)).sum().backward()
+        made = reducer_plan(run)
+    finally:
+        dist.destroy_process_group()
+    assert made.final and made.buckets[-1].names[-1] == "words.weight"
+
+
 class _Residual(torch.nn.Module):
     """A layer of many that are built alike; one of them is not."""
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchcompile
 import torchinductor
+from torchdistributed import reducer_plan
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="needs gloo"),
@@ -23,7 +24,17 @@ pytestmark = [
 ]
 
 _OF_WRAPPINGS = {"distributed", "library_code", "recompiled"}
-_QUICK = ("small_buckets", "numbered", "part", "checkpointed", "buffered", "skipped", "comprehended", "no_sync_views")
+_QUICK = (
+    "small_buckets",
+    "numbered",
+    "part",
+    "checkpointed",
+    "buffered",
+    "skipped",
+    "comprehended",
+    "no_sync_views",
+    "tokens",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +66,24 @@ def test_deep_replicas(pair: Processes, name: str, backend: str) -> None:
 def test_more_layers_take_no_more_captures(alone: None) -> None:
     assert round_programs.compiled_for(5) == round_programs.compiled_for(11)
     assert round_programs.compiled_for(5)[2] == {"repeated_modules"}
+
+
+def test_a_table_s_gradient_comes_before_those_of_the_first_rounds(alone: None) -> None:
+    """They are in its graph for that: a gradient cannot wait for one that another graph computes later."""
+    torchcompile.reset()
+    model = round_programs.Tokens(12)
+    compiled = torchcompile.compile(model, options=round_programs.OPTIONS)
+    run = DistributedDataParallel(compiled, bucket_cap_mb=400 / (1 << 20))
+    for _ in range(4):
+        run(torch.rand(2, 6)).sum().backward()
+    made = reducer_plan(run)
+    bucket_of = {name: bucket.index for bucket in made.buckets for name in bucket.names}
+    table, *layers = (bucket_of[name] for name in ("first.weight", *(f"blocks.{i}.layer.weight" for i in range(12))))
+    # 960 bytes in the table, 216 in a layer: two of twelve wait, and what the third has first.
+    assert made.final and all(layer > table for layer in layers[:2]) and all(layer <= table for layer in layers[2:])
+    assert bucket_of["blocks.2.norm.weight"] > table
+    tokens = round_programs.Tokens
+    assert round_programs.compiled_for(12, tokens)[:2] == round_programs.compiled_for(15, tokens)[:2]
 
 
 @pytest.mark.expected_eager("repeated_modules", "no_cuda_graph")

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchdistributed import BucketPlanError, ParameterInfo, parameter_infos, plan_buckets, split_at_buckets
+from torchdistributed.buckets import tables_before_weights
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
+_KIND = torch.float32, CPU, True
 
 
 def info(name: str, mib: float, dtype: torch.dtype = torch.float32) -> ParameterInfo:
@@ -48,6 +50,31 @@ def test_plan_is_a_partition_and_limits_hold(sizes: list[float], cap: float, fir
         assert without_last < limit
         if bucket is not plan[-1]:
             assert bucket.nbytes >= limit
+
+
+def test_a_table_that_fills_a_bucket_comes_before_weights() -> None:
+    table = ParameterInfo("table", 100 * MIB, torch.float32, CPU, looked_up=True)
+    small = ParameterInfo("small", 3 * MIB, torch.float32, CPU, looked_up=True)
+    layers = [info(f"w{i}", 20) for i in range(6)]
+    names = lambda parameters: "".join(p.name[0] if p.looked_up else p.name[1] for p in parameters)
+    assert names(tables_before_weights([table, small, *layers])) == "s012t345"  # 60 of 50 MiB
+    assert names(tables_before_weights([table, small, *layers], 101)) == "ts012345"
+    assert names(tables_before_weights([table, small, *layers[:1]])) == "s0t"
+    assert names(tables_before_weights([*layers, table])) == "012345t"
+    assert (
+        names(tables_before_weights([small, table, *layers, ParameterInfo("other", 40 * MIB, *_KIND)])) == "s012t345o"
+    )
+    within = {"table", "small", "w0", "w1", "w3"}
+    assert names(tables_before_weights([table, small, *layers], within=within)) == "s01t2345"
+    assert names(tables_before_weights([table, small, *layers], within=within - {"table"})) == "ts012345"
+
+
+def test_tables_are_told_from_weights() -> None:
+    net = nn.ModuleDict({"words": nn.Embedding(5, 3), "rows": nn.Embedding(5, 3, sparse=True), "out": nn.Linear(3, 5)})
+    net["out"].weight = net["words"].weight
+    assert [(p.name, p.looked_up) for p in parameter_infos(net)] == [
+        ("words.weight", True), ("rows.weight", False), ("out.bias", False),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("limits", [(0, 1), (25, -1)])

@@ -31,6 +31,14 @@ def test_a_bucket_is_sent_while_the_next_is_computed() -> None:
     assert "7000.00 ms a step, 50% of 2000.00 ms of communication hidden" in str(step)
 
 
+def test_what_comes_last_is_sent_beside_gradients_that_can_wait() -> None:
+    parts = [Part("table", 0.0, 0.0, 2 * 10**9), *(Part(name, 1.0, 2.0, 10**6, own=1.0) for name in "ab")]
+    in_turn = simulate_replicas(parts, [["b"], ["a"], ["table"]], LINK, 2)
+    before = simulate_replicas(parts, [["table"], ["b"], ["a"]], LINK, 2)
+    assert (in_turn.seconds, before.seconds) == pytest.approx((8.001, 6.002))
+    assert before.busy("compute") == in_turn.busy("compute") == 6
+
+
 def test_a_unit_is_gathered_while_the_one_before_is_computed() -> None:
     units = [Part(name, 4.0, 8.0, 10**9) for name in "abc"]  # gathering takes half a second, and so does reducing
     step = simulate_shards(units, LINK, 2)

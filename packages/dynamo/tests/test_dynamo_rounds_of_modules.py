@@ -4,6 +4,7 @@ number of versions that the number of modules has no part in."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from torchdynamo.api import owner_of
 DEPTHS = (4, 9)
 
 
-def wanted(modules: Sequence[nn.Module]) -> bool:
-    return len(modules) >= 3
+def _wanted(ahead: int, modules: Sequence[nn.Module]) -> int | None:
+    return ahead if len(modules) >= 3 else None
 
 
 class Layer(nn.Module):
@@ -152,8 +153,8 @@ ROUNDS = [plain, counted, part, copied_list, numbered, ends_early, guarded, nest
 WHOLE = [generated, given_to_c, in_sequence, generator, zipped, listed]
 
 
-def _capture(model: nn.Module, **more: Any) -> tuple[Any, Any]:
-    options = torchdynamo.CaptureOptions(strict=True, round_by_round=wanted, **more)
+def _capture(model: nn.Module, ahead: int = 0, **more: Any) -> tuple[Any, Any]:
+    options = torchdynamo.CaptureOptions(strict=True, round_by_round=functools.partial(_wanted, ahead), **more)
     compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(model.forward)
     return compiled, owner_of(compiled)
 
@@ -171,21 +172,37 @@ def _trained(model: Model, call: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("ahead", [0, 2, 4])
 @pytest.mark.parametrize("run", [*ROUNDS, *WHOLE], ids=lambda run: run.__name__)
-def test_results_are_eager_s(run: Any) -> None:
+def test_results_are_eager_s(run: Any, ahead: int) -> None:
     versions, told = [], []
     for depth in DEPTHS:
         model = Model(run, depth)
         twin = copy.deepcopy(model)
-        compiled, owner = _capture(model)
+        compiled, owner = _capture(model, ahead)
         torch.testing.assert_close(_trained(model, compiled), _trained(twin, twin))
         versions.append(len(owner.versions()))
         told.append({event.kind.id for event in of(owner.stats.events, Effect.BREAK, Effect.FALLBACK)})
         assert not owner.stats.fallbacks
-    if run in ROUNDS:
+    if run in ROUNDS and not ahead:
         assert versions[0] == versions[1] and all(
             kinds - {"ambient_state"} == {"repeated_modules"} for kinds in told
         ), (versions, told)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_rounds_ahead_are_in_the_graph_before_the_loop(ahead: int) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    options = torchdynamo.CaptureOptions(strict=True, round_by_round=functools.partial(_wanted, ahead))
+    model = Model(plain, 7)
+    torchdynamo.optimize(keep, options=options)(model.forward)(torch.randn(3, 4))
+    layers = [sum("tanh" in str(node.target) for node in graph.graph.nodes) for graph in graphs]
+    assert layers[0] == ahead and max(layers[1:]) == 1, layers
 
 
 @pytest.mark.parametrize("run", [plain, numbered, guarded], ids=lambda run: run.__name__)

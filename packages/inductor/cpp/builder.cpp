@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue_inl.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace inductor {
@@ -136,6 +137,20 @@ void Builder::view(int32_t dst, int32_t src, const Sizes& shape, const Sizes& st
   in.strides = dims_of(strides);
   in.offset = dims_of({offset});
   in.dtype = dtype;
+}
+
+void Builder::claim(int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, c10::ScalarType dtype, c10::Device device,
+                    std::string name) {
+  const auto given = std::find_if(program_->inputs.begin(), program_->inputs.end(), [src](const Input& input) {
+    return !input.is_symbol && input.index == src;
+  });
+  if (given == program_->inputs.end()) throw std::invalid_argument(name + ": nobody but the program holds what is no input");
+  given->claimed = true;
+  alloc(dst, shape, strides, dtype, device, std::move(name));
+  Instruction& in = program_->instructions.back();
+  in.opcode = Opcode::Claim;
+  in.src = src;
+  in.offset = dims_of({{false, 0}});
 }
 
 void Builder::kernel(KernelFunction function, std::vector<int32_t> buffers, const Sizes& symbols, std::string name) {

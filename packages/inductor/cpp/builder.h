@@ -32,6 +32,8 @@ class Builder {
   void free(int32_t slot, std::string name) { add(Opcode::Free, std::move(name)).src = slot; }
   void view(int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, const Size& offset, c10::ScalarType dtype,
             std::string name);
+  void claim(int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, c10::ScalarType dtype, c10::Device device,
+             std::string name);
   void kernel(KernelFunction function, std::vector<int32_t> buffers, const Sizes& symbols, std::string name);
   void triton(std::shared_ptr<TritonKernel> handle, const Sizes& grid, std::vector<int32_t> buffers, std::vector<int32_t> written,
               const Sizes& symbols, c10::Device device, std::string name);

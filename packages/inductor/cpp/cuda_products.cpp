@@ -3,9 +3,11 @@
 #include "program.h"
 
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 
@@ -50,6 +52,9 @@ struct Library {
   Status (*multiply)(
       void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, const void*,
       void*, size_t, void*);
+  // The memory that torch lends cuBLASLt on the current stream, and its size; null where this torch does not say.
+  void* (*workspace)();
+  size_t (*workspace_size)();
   // Whether torch tunes products itself, which only ATen's own calls let it; null where this torch does not say.
   void* (*tuning_context)();
   bool (*is_tuning)(const void*);
@@ -81,6 +86,8 @@ const Library* library() {
         find(torch, "cublasLtMatmulAlgoCheck", found.check) && find(torch, "cublasLtGetVersion", found.version) &&
         find(torch, "cublasLtMatmul", found.multiply);
     if (!whole) return std::nullopt;
+    find(torch, "_ZN2at4cuda22getCUDABlasLtWorkspaceEv", found.workspace);
+    find(torch, "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv", found.workspace_size);
     find(torch, "_ZN2at4cuda7tunable16getTuningContextEv", found.tuning_context);
     find(torch, "_ZNK2at4cuda7tunable13TuningContext18IsTunableOpEnabledEv", found.is_tuning);
     return found;
@@ -264,6 +271,7 @@ std::string key_of(const Request& request, const Library& library, int device) {
 }
 
 constexpr int kAnswers = 8;         // of the library, that are timed
+constexpr size_t kKeptPlans = 64;   // of products that are written in groups of rows
 constexpr double kNotWorth = 0.98;  // of the time of what is done where nothing is measured
 
 }  // namespace
@@ -333,12 +341,24 @@ struct CudaProduct::Plan {
   bool multiply(void* handle, const ProductChoice& choice, const Operands& on) {
     const float one = 1, zero = 0;
     const bool adds = request.layout.added.has_value();
-    at::Tensor workspace;
-    if (choice.workspace > 0) workspace = allocate_cuda({static_cast<int64_t>(choice.workspace)}, {1}, at::kByte, on.device);
+    at::Tensor own;
+    void* workspace = choice.workspace > 0 ? lent(choice.workspace, on.stream) : nullptr;
+    if (choice.workspace > 0 && workspace == nullptr) {
+      own = allocate_cuda({static_cast<int64_t>(choice.workspace)}, {1}, at::kByte, on.device);
+      workspace = own.data_ptr();
+    }
     return library.multiply(
                handle, descriptor.get(), &one, on.left, left.get(), on.right, right.get(), adds ? &one : &zero,
                adds ? on.added : on.out, third(), on.out, out.get(), choice.algorithm.data(),
-               choice.workspace > 0 ? workspace.data_ptr() : nullptr, choice.workspace, on.stream) == 0;
+               workspace, choice.workspace, on.stream) == 0;
+  }
+
+  // What torch's own calls on this stream work in, which then are behind or before this one; null where that is smaller.
+  // What a graph records has memory of the graph's own.
+  void* lent(size_t bytes, void* stream) const {
+    const bool known = library.workspace != nullptr && library.workspace_size != nullptr;
+    if (!known || is_capturing(stream) || library.workspace_size() < bytes) return nullptr;
+    return library.workspace();
   }
 
   // What is done where nothing is measured.
@@ -436,6 +456,42 @@ bool CudaProduct::run(const Instruction& in, Frame& frame, const std::function<v
   }
   frame.slots[in.destinations[0].index] = std::move(out);
   return true;
+}
+
+bool CudaProduct::write(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row) {
+  if (!a.is_cuda() || a.device().index() >= kMaxDevices || out.dim() != 2 || out.stride(1) != 1) return false;
+  if (!is_plain(a, a) || !is_plain(b, a) || !is_plain(row, a) || !is_plain(out, a)) return false;
+  const Library* found = library();
+  if (found == nullptr || left_to_aten(*found)) return false;
+  const auto compute = compute_type(a.scalar_type());
+  auto layout = product_layout(a, b, row);
+  if (!compute || !layout || !layout->row || out.stride(0) < layout->out.rows) return false;
+  layout->out.leading = out.stride(0);
+  const c10::impl::VirtualGuardImpl guard(a.device().type());
+  void* stream = guard.getStream(a.device()).native_handle();
+  const Operands on{b.const_data_ptr(), a.const_data_ptr(), row.const_data_ptr(), out.data_ptr(), a.device(), stream};
+  if (alignment(on.added) < 16) return false;
+  const Request request{
+      *layout, a.scalar_type(), *compute, {alignment(on.left), alignment(on.right), 0, alignment(on.out)}};
+
+  Device& here = device(a.device().index());
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  if (here.handle == nullptr && found->create(&here.handle) != 0) return false;
+  // As long as the process: the library may be gone when others of its objects are freed at the end.
+  static auto& plans = *new std::array<std::vector<std::unique_ptr<Plan>>, kMaxDevices>;
+  auto& known = plans[a.device().index()];
+  auto plan = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one->request == request; });
+  if (plan == known.end()) {
+    if (known.size() >= kKeptPlans) known.clear();
+    known.push_back(std::make_unique<Plan>(*found, request));
+    plan = std::prev(known.end());
+    (*plan)->choose(here.handle, nullptr, on, [] {});
+  }
+  ProductChoice& chosen = (*plan)->chosen;
+  if (chosen.aten || !(*plan)->point_at(on.added)) return false;
+  if ((*plan)->multiply(here.handle, chosen, on)) return true;
+  chosen.aten = true;
+  return false;
 }
 
 }  // namespace inductor

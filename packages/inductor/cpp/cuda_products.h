@@ -66,6 +66,10 @@ class CudaProduct {
   // Stores the result in the instruction's slot. False, and nothing is done, where ATen has to be called.
   bool run(const Instruction& in, Frame& frame, const std::function<void()>& aten);
 
+  // Writes a @ b and a row that is added to each of its rows where `out` lies, whose rows may be apart. ATen would write
+  // the row everywhere first, and read the result for it. False, and nothing is done, where ATen has to be called.
+  static bool write(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row);
+
  private:
   struct Plan;
   CudaProduct() = default;

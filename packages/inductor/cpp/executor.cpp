@@ -60,6 +60,19 @@ at::Tensor view(const Instruction& in, const at::Tensor& src, const int64_t* val
   return out;
 }
 
+// The memory of an input that the caller gave away, or new memory. An input to be claimed is an alias that only the frame
+// has, so that its storage counts whoever holds the caller's tensor, a view of it, or the storage.
+at::Tensor claim(const Instruction& in, const at::Tensor& src, const int64_t* values) {
+  if (!src.defined() || src.unsafeGetTensorImpl()->is_python_dispatch() || !src.has_storage()) return allocate(in, values);
+  const c10::Storage& storage = src.storage();
+  // What numpy, a file or another library lends cannot be resized, and is seen by others.
+  if (storage.use_count() != 1 || !storage.resizable() || storage.data() == nullptr) return allocate(in, values);
+  at::Tensor found = view(in, src, values);
+  const size_t end = at::detail::computeStorageNbytes(
+      found.sizes(), found.strides(), found.itemsize(), static_cast<size_t>(found.storage_offset()));
+  return end <= storage.nbytes() ? found : allocate(in, values);
+}
+
 // `ops.Fault`: what a kernel's result says.
 constexpr int index_fault = 1, division_fault = 2;
 
@@ -158,6 +171,9 @@ void step(const Program& program, const Instruction& in, Frame& frame) {
     case Opcode::View:
       frame.slots[in.dst] = view(in, frame.slots[in.src], frame.values);
       break;
+    case Opcode::Claim:
+      frame.slots[in.dst] = claim(in, frame.slots[in.src], frame.values);
+      break;
     case Opcode::Kernel:
       call_kernel(in, frame);
       break;
@@ -200,6 +216,14 @@ std::string describe(const Program& program, size_t position) {
 }
 
 }  // namespace
+
+at::Tensor alias_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.unsafeGetTensorImpl()->is_python_dispatch()) return tensor;
+  at::Tensor out =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return out;
+}
 
 // Straight to the device's kernel: no backend is left to select.
 at::Tensor allocate_cuda(c10::IntArrayRef shape, c10::IntArrayRef strides, c10::ScalarType dtype, c10::Device device) {

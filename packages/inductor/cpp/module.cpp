@@ -167,7 +167,7 @@ void bind(const Program& program, PyObject* list, Frame& frame) {
                            ": keep what makes it, or gives it as a gradient, and what takes it in one compiled function, or "
                            "neither in any, with torchcompile.disable");
     }
-    frame.slots[input.index] = tensor;
+    frame.slots[input.index] = input.claimed ? alias_of(tensor) : tensor;
   }
 }
 
@@ -301,6 +301,11 @@ void bind_builder(py::module_& m) {
            [](Builder& self, int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, const Size& offset,
               py::handle dtype, std::string name) {
              self.view(dst, src, shape, strides, offset, scalar_type(dtype), std::move(name));
+           })
+      .def("claim",
+           [](Builder& self, int32_t dst, int32_t src, const Sizes& shape, const Sizes& strides, py::handle dtype,
+              py::handle device, std::string name) {
+             self.claim(dst, src, shape, strides, scalar_type(dtype), device_of(device), std::move(name));
            })
       .def("kernel",
            [](Builder& self, uint64_t address, Slots buffers, const Sizes& symbols, std::string name) {

@@ -55,7 +55,7 @@ struct Destination {
 // Returns nonzero where it met an index outside its dimension.
 using KernelFunction = int (*)(void* const* buffers, const int64_t* symbols);
 
-enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar, Require, Expect };
+enum class Opcode : int8_t { Alloc, Free, View, Claim, Kernel, Triton, Aten, Python, ReadScalar, Require, Expect };
 
 // Runs a Python callable on tensors and integers; takes the GIL itself.
 using PythonCall = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&, c10::ArrayRef<int64_t>)>;
@@ -91,6 +91,7 @@ struct Input {
   c10::Device device{c10::DeviceType::CPU};
   int64_t dim = 0;
   std::string name;
+  bool claimed = false;  // an instruction takes its memory where nobody else holds it
 };
 
 struct Output {
@@ -126,6 +127,8 @@ struct Frame {
 void run(const Program& program, Frame& frame);
 void run_aten(const Instruction& instruction, Frame& frame);
 
+// Another tensor over the same memory: who counts those that hold it then sees whether there are more.
+at::Tensor alias_of(const at::Tensor& tensor);
 at::Tensor allocate_cuda(c10::IntArrayRef shape, c10::IntArrayRef strides, c10::ScalarType dtype, c10::Device device);
 
 }  // namespace inductor

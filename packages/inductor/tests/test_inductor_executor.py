@@ -533,7 +533,7 @@ def test_a_malformed_size_program_is_refused() -> None:
 
 def test_each_call_of_a_builder_has_a_form_in_a_file_or_is_refused() -> None:
     calls = {name for name in vars(_C.Builder) if not name.startswith("_")}
-    assert calls - set(_CALLS) == {"build", "stream", "triton", "python", "tune_products"}
+    assert calls - set(_CALLS) == {"build", "stream", "triton", "python", "tune_products", "claim"}
 
 
 def test_a_call_of_python_has_no_form_in_a_file() -> None:

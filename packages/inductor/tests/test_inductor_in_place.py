@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from program_memory import bytes_at_peak
 
 import primtorch
-from primtorch.schemas import UPDATES
+from primtorch.schemas import DONATED, UPDATES
 from primtorch.testing import assert_as_accurate
 from torchinductor import Account, CompiledGraph, InductorOptions, compile_graph
-from torchinductor.program import Alloc, Output
+from torchinductor.native import prepare
+from torchinductor.program import Alloc, Claim, Free, Output, Program, Slot, TensorInput
 
 APART = InductorOptions(reuse_buffers=False)
 Tensors = Sequence[torch.Tensor]
@@ -113,6 +114,7 @@ def judge(program: RandomProgram) -> int:
         torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(c, b, equal_nan=True, rtol=0, atol=0)
     assert all(map(torch.equal, inputs, kept)), "an input was written"
+    judge_donated(program, inputs, want)
     if want[0].shape == inputs[0].shape:
         judge_update(program, inputs, want)
     results = compiled.program.instructions[-1]
@@ -120,6 +122,23 @@ def judge(program: RandomProgram) -> int:
     return sum(isinstance(i, Alloc) for i in apart.program.instructions) - sum(
         isinstance(i, Alloc) for i in compiled.program.instructions
     )
+
+
+def judge_donated(program: RandomProgram, inputs: Tensors, want: Sequence[object]) -> None:
+    """All inputs are given away: the results are the same, and what somebody else still holds is not written."""
+    compiled = compile_graph(donated(primtorch.lower(primtorch.trace(program, *inputs))), inputs)
+    torch.testing.assert_close(
+        tuple(compiled.consume([x.clone() for x in inputs])), tuple(want), equal_nan=True, rtol=1e-9, atol=1e-9
+    )
+    held = [x.clone() for x in inputs]
+    torch.testing.assert_close(tuple(compiled.consume(list(held))), tuple(want), equal_nan=True, rtol=1e-9, atol=1e-9)
+    assert all(map(torch.equal, inputs, held)), "an input was written that somebody else holds"
+
+
+def donated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    for node in graph.graph.find_nodes(op="placeholder"):
+        node.meta[DONATED] = True
+    return graph
 
 
 def judge_update(program: RandomProgram, inputs: Tensors, want: Sequence[object]) -> None:
@@ -261,6 +280,68 @@ def test_backward_of_a_gelu_between_products_takes_no_more_than_eager(rows: int)
     inputs = (x, above, weight)
     exact = backward(*(t.double() for t in inputs))
     assert_as_accurate(tuple(compiled(*inputs)), backward(*inputs), exact)
+
+
+# ---- inputs that are given away -------------------------------------------------------------------------------------
+
+# Who else may hold an input's memory, of a fresh tensor; None: nobody does.
+HOLDERS: dict[str, Callable[[torch.Tensor], object] | None] = {
+    "nobody": None,
+    "the tensor": lambda x: x,
+    "a part of it": lambda x: x[1:],
+    "what was detached": lambda x: x.detach(),
+    "its storage": lambda x: x.untyped_storage(),
+    "numpy": lambda x: x.numpy(),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("way", ["consume", "call"])
+def test_an_input_that_was_given_away_is_written_over_where_nobody_else_holds_it(holder: str, way: str) -> None:
+    seed = torch.seed()
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+    program = lambda a, b: (a.softmax(1) * b, b.sum())
+    compiled = compile_graph(donated(primtorch.lower(primtorch.trace(program, x, y))), (x, y))
+    hold, held, given = HOLDERS[holder], [], [x.clone(), y]
+    address = given[0].data_ptr()
+    if hold is not None:
+        held.append(hold(given[0]))
+    found = tuple(getattr(compiled, "consume" if way == "consume" else "__call__")(*_passed(way, given)))
+    torch.testing.assert_close(found, program(x, y), msg=lambda told: f"{told} (seed {seed})")
+    taken = found[0].data_ptr() == address  # type: ignore[union-attr]
+    assert taken == (way == "consume" and hold is None)
+
+
+def _passed(way: str, given: list[torch.Tensor]) -> tuple[object, ...]:
+    """The arguments of a call; those of `consume` are in a list that it empties."""
+    return (given,) if way == "consume" else tuple(given)
+
+
+def test_memory_that_another_library_lends_is_not_written_over() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.random.default_rng().standard_normal((4, 4))
+    kept = array.copy()
+    x = torch.from_numpy(array)
+    compiled = compile_graph(donated(primtorch.lower(primtorch.trace(lambda a: a.exp(), x))), (x,))
+    given = [x]
+    del x
+    (found,) = compiled.consume(given)
+    torch.testing.assert_close(found, torch.from_numpy(kept).exp())
+    assert (array == kept).all()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_with_a_margin_are_claimed_where_the_last_has_one_too(whole: bool) -> None:
+    """What is kept in padded rows is as long as the gradient that goes over it if it was allocated by whole rows."""
+    cpu = torch.device("cpu")
+    claim = Claim(1, 0, (6, 8), (8, 1), torch.float32, cpu)
+    given = TensorInput("kept", 0, torch.float32, cpu, (6, 7), (8, 1))
+    program = Program((given,), (), 2, (), (claim, Free(0), Output((Slot(1),))))
+    inputs = [torch.empty(6, 8)[:, :7] if whole else torch.empty_strided((6, 7), (8, 1))]
+    address = inputs[0].data_ptr()
+    (found,) = prepare(program).consume(inputs)
+    assert tuple(found.shape) == (6, 8) and found.untyped_storage().nbytes() >= 6 * 8 * 4
+    assert (found.data_ptr() == address) == whole
 
 
 # ---- the same in Triton ---------------------------------------------------------------------------------------------

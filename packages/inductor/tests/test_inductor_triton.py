@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +23,7 @@ from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.expressions import Unsupported
 from torchinductor.codegen.triton.plan import Layout, planned
 from torchinductor.codegen.triton.split import split_reductions
-from torchinductor.codegen.triton.writer import write
+from torchinductor.codegen.triton.writer import TritonSource, write
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import contiguous_strides, number, variable
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage
@@ -90,6 +96,50 @@ def test_integer_loops_compile(compiler: TritonCompiler) -> None:
             for kind in (torch.int64, torch.uint8)
         ]
     )
+
+
+_AS_TRITON_LINKS = """
+import json, sys
+from torchinductor.codegen.triton.worker import compile_source
+compile_source(json.load(sys.stdin))
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "m.fast_expf(x)",
+        "m.fast_dividef(x, 1 + m.fast_expf(-x))",
+        "tl.rsqrt(x) + m.fast_expf(x)",
+        "tl.rsqrt(x) * m.erf(x)",
+    ],
+)
+def test_functions_that_are_one_instruction_are_libdevice_s(
+    compiler: TritonCompiler, tmp_path: Path, value: str
+) -> None:
+    text = f"""import triton
+import triton.language as tl
+from triton.language.extra import libdevice as m
+
+
+@triton.jit
+def kernel(p0, p1):
+    i = tl.program_id(0) * 256 + tl.arange(0, 256)
+    x = tl.load(p0 + i)
+    tl.store(p1 + i, {value})
+"""
+    signature = (("p0", "*fp32"), ("p1", "*fp32"))
+    source = TritonSource("kernel", text, signature, 4, 1, (number(4), number(1), number(1)), ("a", "b"), (), (1,))
+    compiler.compile([source])
+    request = compiler._request("whole", source) | {"target": str(tmp_path / "whole"), "source": str(tmp_path / "k.py")}
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", _AS_TRITON_LINKS]
+    subprocess.run(command, input=json.dumps(request), text=True, check=True, env=environment)
+    ours, whole = (
+        Counter(re.findall(r"^\t(?:@%p\d+ )?([a-z][\w.]*)", file.read_text(), re.M))
+        for file in (compiler.folder / f"{compiler.key(source)}.ptx", tmp_path / "whole.ptx")
+    )
+    assert ours == whole and ours.keys() & {"ex2.approx.ftz.f32", "rsqrt.approx.ftz.f32"}
 
 
 def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:

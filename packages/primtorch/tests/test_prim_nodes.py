@@ -34,7 +34,9 @@ def test_a_copy_is_what_torch_copies() -> None:
     copies: dict[fx.Node, fx.Node] = {}
     returned, expected = copy_nodes(ours, source, copies), theirs.graph_copy(source, {})
     assert str(returned) == str(expected) and told(ours) == told(theirs)
-    assert ours.find_nodes(op="call_function", target=torch.add) == [copies[node] for node in source.nodes if node.name == "add"]
+    assert ours.find_nodes(op="call_function", target=torch.add) == [
+        copies[node] for node in source.nodes if node.name == "add"
+    ]
     for graph, results in ((ours, returned), (theirs, expected)):
         graph.output(results)
         graph.lint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence, Set
 
 import torch
@@ -15,8 +16,9 @@ from aotautograd.gradients import symbols_of
 from aotautograd.inputs import sizes_of, spec_of_clone
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
-from primtorch.memory import memory_of
+from primtorch.memory import memory_of, viewed
 from primtorch.nodes import copy_node
+from primtorch.schemas import DONATED
 from primtorch.symbolic import depends_on_data, expr_of, hint_of, materialize, shape_env_of
 
 aten = torch.ops.aten
@@ -112,6 +114,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     effects = [n for n in graph.nodes if n.op == "call_function" and not is_backward(n) and has_effect(n)]
     forward = extract(joint.module, primals, (*forward_values, *tensors, *scalars), "Forward", effects, copies, count)
     backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", late_effects, copies)
+    _donate(backward, tensors, copies, forward_values)
     _recompute_late(backward)
     recomputed = sum(
         1 for n in backward_nodes if n.op == "call_function" and not is_backward(n) and n not in kept and is_tensor(n)
@@ -151,6 +154,36 @@ def _returned_for_writing(joint: JointGraph, outputs: Sequence[Argument]) -> set
     return {node for i, node in memory.items() if i not in kept.outputs} - {
         memory[i] for i in kept.outputs & memory.keys()
     }
+
+
+def _donate(
+    backward: fx.GraphModule, saved: Sequence[fx.Node], copies: Set[fx.Node], results: Sequence[Argument]
+) -> None:
+    """Marks what the backward may write over: memory that the forward has made, and handed to nobody."""
+    known = {memory_of(result) for result in results if isinstance(result, fx.Node)}
+    own = {n.name for n in saved if n in copies or not (memory_of(n) in known or _seen_by_others(memory_of(n)))}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in own:
+            node.meta[DONATED] = True
+
+
+def _seen_by_others(node: fx.Node) -> bool:
+    """Whether a value is the caller's, or operators have it that are not torch's: on streams of their own, perhaps."""
+    if node.op != "call_function":
+        return True
+    waiting = [node]
+    makers = node.all_input_nodes if node.target is operator.getitem else ()
+    while waiting:
+        known = waiting.pop()
+        users = [user for user in known.users if user.op == "call_function"]
+        if not all(map(_is_torchs, (known, *makers, *users))):
+            return True
+        waiting += [user for user in users if viewed(user) is known]
+    return False
+
+
+def _is_torchs(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "aten") in ("aten", "prims")
 
 
 def _recompute_late(backward: fx.GraphModule) -> None:

@@ -18,6 +18,7 @@ from aotautograd.max_flow import INFINITE, FlowNetwork
 from aotautograd.partitioners import is_backward, is_symbol, is_tensor, mark_phases, nbytes, split, unsafe_inputs
 from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import JointGraph, Partition, Partitioner
+from primtorch import prims
 from primtorch.memory import memory_of, path_of_views, viewed
 
 aten = torch.ops.aten
@@ -33,6 +34,8 @@ _CHEAP_PACKETS = frozenset(
 )  # fmt: skip
 # Families of prims that kernels are generated of, too, and that cost more.
 _GENERATED_FAMILIES = frozenset({"reduction", "scan", "indexing", "window", "random"})
+_REORDERS = frozenset({prims.copy_strided, aten.clone.default})
+_LARGE_COPY = 10 << 20  # bytes: a GPU copies less in the time that a launch takes
 # Of the bytes that eager's autograd keeps: at its peak a backward may hold more gradients than eager's.
 _PART_OF_EAGERS = 31 / 32
 
@@ -155,7 +158,8 @@ def _read_by_calls(joint: JointGraph) -> list[fx.Node]:
     """Values of cheap operators that a call of the forward and one of the backward read.
 
     The forward writes such a value to memory in any case. To compute it again takes a kernel that reads its sources and
-    writes it a second time, and eager keeps it, too. What is spread out of less, as masks are, is not worth its memory.
+    writes it a second time, and eager keeps it, too. What is spread out of less, as masks are, is not worth its memory;
+    nor is an input in another order, of which eager keeps the input alone, which is alive anyway.
     """
     paths: dict[fx.Node, list[tuple[fx.Node, ...]]] = defaultdict(list)  # to what calls read, by whose memory it is
     halves: dict[fx.Node, set[bool]] = defaultdict(set)
@@ -167,7 +171,18 @@ def _read_by_calls(joint: JointGraph) -> list[fx.Node]:
                 halves[path[0]].add(is_backward(node))
     in_both = (n for n, read in halves.items() if len(read) == 2 and n.op == "call_function" and not is_backward(n))
     cheap = (n for n in in_both if is_tensor(n) and is_cheap(n) and source_bytes(n) >= nbytes(n))
-    return [_last_in_common(paths[n]) for n in cheap]
+    unsafe = unsafe_inputs(joint)
+    return [_last_in_common(paths[n]) for n in cheap if nbytes(n) < _LARGE_COPY or not _reorders_input(n, unsafe)]
+
+
+def _reorders_input(node: fx.Node, unsafe: Set[fx.Node]) -> bool:
+    """Whether a value is that of an input which eager keeps, as it lies or in another order."""
+    while node.op == "call_function":
+        source = node.args[0] if node.args else None
+        if not (node.target in _REORDERS or is_view(node)) or not isinstance(source, fx.Node):
+            return False
+        node = source
+    return node.op == "placeholder" and node not in unsafe
 
 
 def _last_in_common(paths: Sequence[tuple[fx.Node, ...]]) -> fx.Node:

@@ -18,7 +18,7 @@ from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import own_line
 from primtorch.printing import MADE_BY
 from primtorch.records import NotARecord, NotAsText
-from primtorch.schemas import UserFrame
+from primtorch.schemas import DONATED, UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -48,6 +48,7 @@ class KeptNode:
         target: a function's name (`torchdynamo.exported.targets`), a region, or what FX has there.
         value: what is known of its value, with expressions for symbolic numbers.
         frames: the user's line behind it, if it is known.
+        donated: see `primtorch.schemas.DONATED`.
     """
 
     op: str
@@ -57,6 +58,7 @@ class KeptNode:
     kwargs: dict[str, object]
     value: object
     frames: tuple[UserFrame, ...]
+    donated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class _Writer:
             told = None if line is None else self.lines.get(line)
             self.frames[id(stack)] = frames = () if told is None else (told,)
         value = _value(node.meta.get("val"))
-        return KeptNode(node.op, node.name, target, args, kwargs, value, frames)  # type: ignore[arg-type]
+        donated = bool(node.meta.get(DONATED))
+        return KeptNode(node.op, node.name, target, args, kwargs, value, frames, donated)  # type: ignore[arg-type]
 
     def target(self, node: fx.Node) -> str | Region:
         if node.op != "call_function":
@@ -197,6 +200,8 @@ def _module(kept: KeptModule, bodies: Sequence[fx.GraphModule], env: ShapeEnv | 
         if row.op != "output":
             node.meta["val"] = bound(row.value, env)
         node.meta["stack"] = row.frames
+        if row.donated:
+            node.meta[DONATED] = True
         nodes.append(node)
     constants = {str(nodes[constant.slot].target): constant.tensor() for constant in kept.constants}
     module = _LazyGraphModule(constants, graph, "Backward")

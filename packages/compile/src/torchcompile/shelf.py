@@ -82,7 +82,7 @@ _RECORDS = Records(
     (
         KeptGraph, KeptConstant, KernelSource, TritonSource, UserFrame, BackwardOutline, program.Program, program.Slot,
         program.TensorInput, program.SymbolInput, program.Alloc, program.Free,
-        program.View, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
+        program.View, program.Claim, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
         program.ReadScalar, program.Require, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,

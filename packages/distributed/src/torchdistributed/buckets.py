@@ -9,24 +9,32 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from torchdistributed.errors import BucketPlanError
 
 MIB = 1 << 20
+_WAITING = 0.5  # bytes of weights whose gradients wait for a table's, by the table's
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """What planning needs of a parameter. `nbytes`: its size in bytes."""
+    """What planning needs of a parameter.
+
+    Attributes:
+        nbytes: its size in bytes.
+        looked_up: an embedding's table, of which rows are read and nothing is multiplied.
+    """
 
     name: str
     nbytes: int
     dtype: torch.dtype
     device: torch.device
+    looked_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +58,43 @@ class Bucket:
 def parameter_infos(module: torch.nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterInfo, ...]:
     """The trainable parameters of `module` in registration order, each shared one once; names in `ignored` left out."""
     skip = frozenset(ignored)
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and not m.sparse}
     return tuple(
-        ParameterInfo(name, p.numel() * p.element_size(), p.dtype, p.device)
+        ParameterInfo(name, p.numel() * p.element_size(), p.dtype, p.device, id(p) in tables)
         for name, p in module.named_parameters()
         if p.requires_grad and name not in skip
     )
+
+
+def tables_before_weights(
+    parameters: Sequence[ParameterInfo], cap_mib: float = 25.0, within: Container[str] | None = None
+) -> tuple[ParameterInfo, ...]:
+    """`parameters`, but each table that fills a bucket stands behind weights that were registered after it, so that in
+    the reverse order, that of gradients, it comes before them.
+
+    The gradient of a table needs the whole backward of what its rows went through. Where it comes last, as it was
+    registered first, it is sent when nothing is left to compute. But the products that give the weights of these layers
+    their gradients can wait: only the optimizer reads them. A table that comes before them is sent beside them. With
+    thousands of rows the products of a weight take longer than to send it, so that half of the table's bytes suffice;
+    what they read is kept for as long.
+
+    Args:
+        cap_mib: of a bucket, in MiB. A smaller table stays where it is: what it shares a bucket with would wait for it.
+        within: names of parameters whose gradients one graph computes; others stay in their order. None: all.
+    """
+    order = list(parameters)
+    for table in parameters:
+        if not table.looked_up or table.nbytes < cap_mib * MIB or (within is not None and table.name not in within):
+            continue
+        place = order.index(table)
+        waiting, end = 0, place + 1
+        while end < len(order) and waiting < _WAITING * table.nbytes:
+            if within is not None and order[end].name not in within:
+                break
+            waiting += 0 if order[end].looked_up else order[end].nbytes
+            end += 1
+        order.insert(end - 1, order.pop(place))
+    return tuple(order)
 
 
 def plan_buckets(

@@ -17,7 +17,7 @@ def explain_stages(found: Explanation, number: int, inputs: Sequence[object]) ->
     replicated = active_replica()
     if replicated is None or not any(map(is_parameter, inputs)):
         return
-    plan = reducer_plan(replicated)
+    plan = reducer_plan(replicated, inputs)
     held = stage_parameters(plan, inputs)
     rows = [
         [

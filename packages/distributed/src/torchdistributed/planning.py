@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from torchdistributed.buckets import MIB, Bucket, parameter_infos, plan_buckets
+from torchdistributed.buckets import MIB, Bucket, parameter_infos, plan_buckets, tables_before_weights
 from torchdistributed.errors import BucketPlanError
 from torchdistributed.simulate import Link, Part, Timeline, replicas
 
 CAPS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
-_LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)  # their parameters are read, not multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,15 @@ def plan(
         raise BucketPlanError("a plan needs parameters that learn, and caps to try")
     link = link or Link()
     measured = backward or {}
-    looked_up = {
-        f"{name}.weight".lstrip(".") for name, module in model.named_modules() if isinstance(module, _LOOKED_UP)
-    }
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     parts = []
     for info in infos:
-        forward = 0.0 if info.name in looked_up else 2 * sizes[info.name] * tokens / flops
-        parts.append(Part(info.name, forward, measured.get(info.name, 2 * forward), info.nbytes))
+        forward = 0.0 if info.looked_up else 2 * sizes[info.name] * tokens / flops
+        whole = measured.get(info.name, 2 * forward)
+        parts.append(Part(info.name, forward, whole, info.nbytes, 0.0 if info.looked_up else whole / 2))
     found = {}
     for cap in caps:
-        buckets = plan_buckets(infos, cap, min(1.0, cap))
+        buckets = plan_buckets(tables_before_weights(infos, cap), cap, min(1.0, cap))
         found[cap] = buckets, replicas(parts, [bucket.names for bucket in buckets], link, ranks)
     seconds = {cap: timeline.seconds for cap, (_, timeline) in found.items()}
     best = min(caps, key=lambda cap: (seconds[cap], -cap))

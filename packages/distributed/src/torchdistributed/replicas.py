@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos, plan_buckets
+from torchdistributed.buckets import (
+    MIB,
+    Bucket,
+    ParameterInfo,
+    parameter_infos,
+    plan_buckets,
+    tables_before_weights,
+)
 
 Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to, in its order
 Runner = Callable[..., Sequence[object]]
@@ -54,14 +61,19 @@ def active_replica() -> DistributedDataParallel | None:
     return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-any-return, no-untyped-call]
 
 
-def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
+def reducer_plan(replicated: DistributedDataParallel, inputs: Sequence[object] = ()) -> ReducerPlan:
     """The buckets that the reducer has; before it has made them, those that it will make of gradients that come in the
-    reverse of the order of registration."""
+    reverse of the order of registration, but for large tables, which come before the weights of the layers that read
+    them where the first graph that asks has both (`tables_before_weights`).
+
+    Args:
+        inputs: of a graph that asks.
+    """
     told: Mapping[str, object] = replicated._get_ddp_logging_data()
     rebuilt = str(told.get("rebuilt_per_bucket_param_indices", ""))
     known = _PLANS.get(replicated)
     if known is None or known[0] != rebuilt:
-        buckets, final = _buckets(replicated, rebuilt)
+        buckets, final = _buckets(replicated, rebuilt, set(map(id, inputs)))
         by_name = dict(replicated.module.named_parameters())
         places = {
             id(by_name[name]): (weakref.ref(by_name[name]), bucket.index, place)
@@ -72,22 +84,48 @@ def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
     return known[1]
 
 
-def _buckets(replicated: DistributedDataParallel, rebuilt: str) -> tuple[tuple[Bucket, ...], bool]:
-    """The buckets, and whether they are final."""
+def _buckets(replicated: DistributedDataParallel, rebuilt: str, graph: Set[int]) -> tuple[tuple[Bucket, ...], bool]:
+    """The buckets, and whether they are final. `graph`: identities of inputs of the graph that asks."""
     parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
     if rebuilt:
         groups = [[int(number) for number in group.split()] for group in rebuilt.split(",")]
         if sorted(number for group in groups for number in group) == list(range(len(parameters))):
             found = (tuple(parameters[number] for number in group) for group in groups)
             return tuple(map(Bucket, range(len(groups)), found)), True
-    cap = replicated.bucket_bytes_cap / MIB
-    settings = getattr(replicated, "_bucket_config", None)
-    by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
-    first = getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
-    if replicated.find_unused_parameters and not replicated.static_graph:  # never made anew: by order of registration
+    cap, first = _caps(replicated)
+    if _in_order_of_registration(replicated):
         buckets = plan_buckets(parameters[::-1], cap, first)[::-1]
         return tuple(Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets)), True
-    return plan_buckets(parameters, cap, first), False
+    within = {name for name, parameter in replicated.module.named_parameters() if id(parameter) in graph}
+    return plan_buckets(tables_before_weights(parameters, cap, within), cap, first), False
+
+
+def _caps(replicated: DistributedDataParallel) -> tuple[float, float]:
+    """MiB of a bucket, and of the first."""
+    settings = getattr(replicated, "_bucket_config", None)
+    by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
+    return replicated.bucket_bytes_cap / MIB, getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
+
+
+def _in_order_of_registration(replicated: DistributedDataParallel) -> bool:
+    """Whether buckets are never made anew."""
+    return bool(replicated.find_unused_parameters and not replicated.static_graph)
+
+
+def weights_behind_tables(replicated: DistributedDataParallel) -> list[torch.Tensor]:
+    """The weights whose gradients come behind that of a table where one graph computes both: see
+    `tables_before_weights`."""
+    if _in_order_of_registration(replicated):
+        return []
+    parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
+    order = tables_before_weights(parameters, _caps(replicated)[0])
+    place = {parameter.name: at for at, parameter in enumerate(order)}
+    by_name = dict(replicated.module.named_parameters())
+    found: dict[str, torch.Tensor] = {}
+    for at, table in enumerate(parameters):
+        behind = (p.name for p in parameters[at + 1 :] if table.looked_up and place[p.name] < place[table.name])
+        found.update((name, by_name[name]) for name in behind)
+    return list(found.values())
 
 
 def stages_for(plan: ReducerPlan, inputs: Sequence[object]) -> Stages:
@@ -171,7 +209,7 @@ class FollowsReducer:
     def follow(self, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> Followed:
         """Compiles the graph for the buckets that the reducer has now, if they are others."""
         with self._lock:
-            parameter, plan = inputs[self._parameter], reducer_plan(replicated)
+            parameter, plan = inputs[self._parameter], reducer_plan(replicated, inputs)
             stages, plans = stages_for(plan, inputs), 0
             known = self._followed.get(id(parameter))
             if known is None:

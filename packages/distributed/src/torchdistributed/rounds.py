@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from torchdistributed.replicas import active_replica
+from torchdistributed.replicas import active_replica, weights_behind_tables
 
 _SHARE: Final = 4  # of a model's parameters a loop has to go over at least one in so many
 _MOST_FORMS: Final = 3  # each takes a version or more of those that a function may have
@@ -32,7 +32,7 @@ _PLAIN: Final[frozenset[type]] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRounds:
-    """Says whether a loop over modules is compiled round by round.
+    """Says whether a loop over modules is compiled round by round, and from which round on.
 
     Attributes:
         least: from how many modules on that are built alike.
@@ -40,20 +40,26 @@ class ReplicaRounds:
 
     least: int
 
-    def __call__(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether these are the layers of a model that DistributedDataParallel trains now: of few forms, and with a
-        fair part of its parameters (the experts of one layer have not)."""
+    def __call__(self, modules: Sequence[nn.Module]) -> int | None:
+        """None, but where these are the layers of a model that DistributedDataParallel trains now: of few forms, and
+        with a fair part of its parameters (the experts of one layer have not). Then how many first rounds are compiled
+        with what is in front of the loop: those whose weights wait for a table's gradient, which one graph has to
+        compute (`tables_before_weights`), but no more than a quarter."""
         if len(modules) < self.least or not torch.is_grad_enabled():
-            return False
+            return None
         replicated = active_replica()
         if replicated is None:
-            return False
+            return None
         apart = forms(modules)
         if apart > _MOST_FORMS or len(modules) - apart + 1 < self.least:
-            return False
+            return None
         held = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
         whole: int = sum(parameter.numel() for parameter in replicated.module.parameters())
-        return _SHARE * sum(held.values()) >= whole
+        if _SHARE * sum(held.values()) < whole:
+            return None
+        waiting = set(map(id, weights_behind_tables(replicated)))
+        last = (at for at, module in enumerate(modules, 1) if any(id(p) in waiting for p in module.parameters()))
+        return min(max(last, default=0), len(modules) // _SHARE)
 
 
 def forms(modules: Sequence[nn.Module]) -> int:

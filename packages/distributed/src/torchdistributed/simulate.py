@@ -41,12 +41,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a model, in the order of the forward: its seconds, and the bytes of its parameters."""
+    """A part of a model, in the order of the forward: its seconds, and the bytes of its parameters.
+
+    Attributes:
+        own: of the seconds of its backward those for the gradients of its own parameters, which nothing else waits for.
+    """
 
     name: str
     forward: float
     backward: float
     nbytes: int
+    own: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ class _Streams:
 
 
 def replicas(parts: Sequence[Part], buckets: Sequence[Sequence[str]], link: Link, ranks: int) -> Timeline:
-    """A step of DistributedDataParallel.
+    """A step of DistributedDataParallel: for each bucket the backward of what its gradients need and has not been
+    computed, then the gradients of its parameters, which are sent.
 
     Args:
         parts: in the order of the forward.
@@ -128,20 +134,22 @@ def replicas(parts: Sequence[Part], buckets: Sequence[Sequence[str]], link: Link
         BucketPlanError: buckets that are not the parts, or more ranks than the model is made for.
     """
     _check(ranks)
-    bucket_of = {name: number for number, bucket in enumerate(buckets) for name in bucket}
     if sorted(name for bucket in buckets for name in bucket) != sorted(part.name for part in parts):
         raise BucketPlanError("each part is in one bucket, and a bucket holds parts alone")
     streams = _Streams()
     for part in parts:
         streams.run("compute", part.name, part.forward)
-    missing, sent = [len(bucket) for bucket in buckets], 0
-    sizes = [sum(part.nbytes for part in parts if bucket_of[part.name] == number) for number in range(len(buckets))]
-    for part in reversed(parts):
-        done = streams.run("compute", part.name, part.backward).end
-        missing[bucket_of[part.name]] -= 1
-        while sent < len(buckets) and not missing[sent]:  # in order, whichever is complete first
-            streams.run("link", f"bucket {sent}", link.all_reduce(sizes[sent], ranks), done)
-            sent += 1
+    place = {part.name: number for number, part in enumerate(parts)}
+    reached = len(parts)  # what leads to the gradients of parts from here on has been computed
+    for number, bucket in enumerate(buckets):
+        held = sorted((place[name] for name in bucket), reverse=True)
+        for part in reversed(parts[min([reached, *held]) : reached]):
+            streams.run("compute", part.name, part.backward - part.own)
+        reached = min([reached, *held])
+        for part in map(parts.__getitem__, held):
+            streams.run("compute", f"weights of {part.name}", part.own)
+        nbytes = sum(parts[at].nbytes for at in held)
+        streams.run("link", f"bucket {number}", link.all_reduce(nbytes, ranks), streams.free["compute"])
     return streams.timeline()
 
 

@@ -14,7 +14,7 @@ from torchdynamo.sources import Source
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[object]]]
 Dump = Callable[[str, str], None]
-RoundByRound = Callable[[Sequence[torch.nn.Module]], bool]
+RoundByRound = Callable[[Sequence[torch.nn.Module]], int | None]
 Rehearsal = Callable[[Callable[[], object]], "str | None"]
 
 
@@ -130,8 +130,9 @@ class CaptureOptions:
         recompile_limit: compiled versions of one function, beyond which calls that none fits run as they are written.
         on_recompile: "continue", "warn", "error" or "eager": what a call does that no version fits, before the limit.
         strict: an internal error in capture raises instead of running the frame eagerly.
-        round_by_round: asked of modules that a loop goes over; where it says yes, the graph ends at the loop's head,
-            and a round is a graph of its own, which rounds over modules that are built alike share.
+        round_by_round: asked of modules that a loop goes over; where it says a number, so many rounds stay with what is
+            in front of the loop, the graph ends at the head of the next, and a round is a graph of its own, which
+            rounds over modules that are built alike share. None: the loop stays in one graph.
         rehearse: is handed each capture before this process makes it, to be made where it may do harm; says how that
             ended the other process. The function then runs as it is written, and that is told.
     """

@@ -193,17 +193,7 @@ def begin_graph(
     for name, frames in lowered.by_reference:
         account.ledger.add(Event(OPERATOR_BY_REFERENCE, account.title, name, frames))
     clock.lap("lower")
-    operations = schedule(lowered, options, traits_of)
-    clock.lap("schedule")
-    check = check_between_passes(options)
-    operations = _legalize(lowered, operations, options)
-    check(operations)
-    if options.fuse:
-        operations = bundle(lowered, operations, bundle_key)
-        check(operations)
-    if options.reuse_buffers:
-        operations = write_in_place(lowered, operations)
-    verify_kernels(operations)
+    operations = _planned(lowered, options, clock)
     sources = _generate(operations, options, clock)
     clock.lap("generate")
     kernels = sum(len(found.unique) for found in sources.values())
@@ -232,6 +222,37 @@ def begin_graph(
         return CompiledGraph(program, stats, files, run, consume, _kept_graph(program, unique, stats), unique)
 
     return BegunGraph(finish, kernels, any(begun.apart for begun in building.values()))
+
+
+def _planned(lowered: Lowered, options: InductorOptions, clock: _Clock) -> list[Operation]:
+    """What a lowered graph becomes, in the order in which it runs, as each device's back end plans it."""
+    operations = schedule(lowered, options, traits_of)
+    clock.lap("schedule")
+    check = check_between_passes(options)
+    operations = _legalize(lowered, operations, options)
+    check(operations)
+    if options.fuse:
+        operations = bundle(lowered, operations, bundle_key)
+        check(operations)
+    if options.reuse_buffers:
+        operations = write_in_place(lowered, operations)
+    verify_kernels(operations)
+    return operations
+
+
+def planned_program(gm: fx.GraphModule, options: InductorOptions | None = None) -> Program:
+    """The program of a graph whose kernels nobody builds, so that it cannot run: for what reads its instructions. Its
+    values may be on a device that this machine lacks (`source.on_device`).
+
+    Raises:
+        LoweringError, UnknownDevice: see `compile_graph`.
+    """
+    options = options or InductorOptions()
+    lowered = lower_graph(gm, options, takes, traits_of=traits_of)
+    operations = _planned(lowered, options, _Clock())
+    sources = _generate(operations, options, _Clock())
+    built = {device: Built() for device in sources}
+    return _program(lowered, operations, sources, built, options, Origins.of(gm))
 
 
 def _kept_graph(

@@ -21,6 +21,7 @@ from torchinductor.parts import NO_ORIGINS, Launched, Origins, parts_of
 from torchinductor.program import (
     Alloc,
     AtenCall,
+    Claim,
     Expect,
     Free,
     Instruction,
@@ -85,7 +86,7 @@ class _Emitter:
         return self.count - 1
 
     def bytes_of(self, buffer: Buffer) -> Bytes:
-        """What a buffer takes, more than its elements where its rows are padded: one object for all that take as much."""
+        """What a buffer takes, more than its elements where rows are padded: one object for all that take as much."""
         found = buffer.device, _bytes_of(buffer.span, buffer.dtype.itemsize)
         return self.known.setdefault(found, found)
 
@@ -111,6 +112,17 @@ class _Emitter:
         self.share(name, slot, dtype)
         self.instructions.append(Free(slot))
         return True
+
+    def write_over(self, name: str, read: str) -> None:
+        """Lays a buffer into the memory of one that a kernel reads for the last time."""
+        buffer, operand = self.lowered.buffers[name], self.lowered.buffers[read]
+        if read not in self.lowered.donated:
+            self.share(name, self.slots[read], operand.dtype)
+            return
+        slot, made = self.slots[read], self.new_slot()
+        self.slots[name] = made
+        shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
+        self.instructions.append(Claim(made, slot, shape, strides, buffer.dtype, buffer.device))
 
     def share(self, name: str, slot: int, dtype: torch.dtype) -> None:
         """Lays a buffer into the memory of a slot."""
@@ -274,7 +286,7 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
 def _places(emitter: _Emitter, operation: Kernel | Template | Bundle) -> tuple[int, ...]:
     """The slots of a launch's arguments, with memory for what it writes."""
     for written, read in operation.in_place:
-        emitter.share(written, emitter.slots[read], emitter.lowered.buffers[read].dtype)
+        emitter.write_over(written, read)
     emitter.make(operation.arguments)
     return tuple(emitter.slots[b] for b in operation.arguments)
 

@@ -21,6 +21,7 @@ from .ops import Fault
 from .program import (
     Alloc,
     AtenCall,
+    Claim,
     Expect,
     Free,
     Instruction,
@@ -99,7 +100,8 @@ class PythonExecutor:
 
     def _run(self, instruction: Instruction, slots: list[torch.Tensor], symbols: dict[str, int]) -> None:
         match instruction:
-            case Alloc(dst, shape, strides, dtype, device):
+            case Alloc(dst, shape, strides, dtype, device) | Claim(dst, _, shape, strides, dtype, device):
+                # Python's own references hide whether anybody else holds what could be claimed.
                 sizes = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
                 slots[dst] = torch.empty_strided(*sizes, dtype=dtype, device=device)
             case Free(slot):

@@ -23,6 +23,7 @@ from .executor import fill
 from .program import (
     Alloc,
     AtenCall,
+    Claim,
     Expect,
     Free,
     Instruction,
@@ -180,6 +181,8 @@ class _Encoder:
                 self.builder.free(slot, name)
             case View(dst, src, shape, strides, offset, dtype):
                 self.builder.view(dst, src, self._sizes(shape), self._sizes(strides), self._size(offset), dtype, name)
+            case Claim(dst, src, shape, strides, dtype, device):
+                self.builder.claim(dst, src, self._sizes(shape), self._sizes(strides), dtype, device, name)
             case KernelCall(kernel, buffers, sizes, _):
                 self.builder.kernel(self.program.kernels[kernel], list(buffers), self._sizes(sizes), name)
             case TritonCall():
@@ -298,7 +301,7 @@ def _slots(value: object) -> Iterable[int]:
 
 def _sizes_of(instruction: Instruction) -> tuple[object, ...]:
     match instruction:
-        case Alloc(_, shape, strides):
+        case Alloc(_, shape, strides) | Claim(_, _, shape, strides):
             return *shape, *strides
         case View(_, _, shape, strides, offset):
             return *shape, *strides, offset

@@ -89,6 +89,19 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """slots[dst] = a strided view over the memory of slots[src], an input, from its first element on: where nobody but
+    the program holds that memory, it is an allocator's, and long enough. Else slots[dst] = empty_strided(...)."""
+
+    dst: int
+    src: int
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCall:
     """Calls `Program.kernels[kernel]` as `int(void* const* buffers, const int64_t* symbols)`.
 
@@ -190,7 +203,18 @@ class Output:
 
 
 Instruction: TypeAlias = (
-    Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Require | Expect | Output
+    Alloc
+    | Free
+    | View
+    | Claim
+    | KernelCall
+    | TritonCall
+    | AtenCall
+    | RandomSeed
+    | ReadScalar
+    | Require
+    | Expect
+    | Output
 )
 
 
@@ -274,6 +298,8 @@ def instruction_text(instruction: Instruction) -> str:
         case View(dst, src, shape, strides, offset, dtype):
             kind = f" as {str(dtype)[6:]}" if dtype is not None else ""
             return f"%{dst} = view %{src}{kind} {_sizes(shape)} strides {_sizes(strides)} offset {offset}"
+        case Claim(dst, src, shape, strides, dtype):
+            return f"%{dst} = claim %{src} as {str(dtype)[6:]}{_sizes(shape)} strides {_sizes(strides)}"
         case KernelCall(_, buffers, symbols, name):
             return f"{name}({', '.join(f'%{b}' for b in buffers)}; {', '.join(map(str, symbols))})"
         case TritonCall(_, grid, buffers, symbols, name):

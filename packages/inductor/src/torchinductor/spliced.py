@@ -16,6 +16,7 @@ from torchinductor.codegen.base import KernelSource
 from torchinductor.program import (
     Alloc,
     AtenCall,
+    Claim,
     Expect,
     Free,
     Instruction,
@@ -202,7 +203,7 @@ def _freed_behind(instructions: Sequence[Instruction], position: int) -> dict[in
 def _written(instruction: Instruction) -> Iterable[int]:
     """The slots that an instruction fills."""
     match instruction:
-        case Alloc(dst) | View(dst) | RandomSeed(dst):
+        case Alloc(dst) | View(dst) | Claim(dst) | RandomSeed(dst):
             return (dst,)
         case AtenCall(dsts=dsts):
             return [dst for dst in dsts if dst is not None]
@@ -221,7 +222,7 @@ def _over(
             return replace(instruction, dst=slot(instruction.dst))
         case Free() | Expect():
             return replace(instruction, slot=slot(instruction.slot))
-        case View():
+        case View() | Claim():
             return replace(instruction, dst=slot(instruction.dst), src=slot(instruction.src))
         case ReadScalar():
             return replace(instruction, src=slot(instruction.src))

@@ -17,6 +17,10 @@ UPDATES = "updates"
 the graph's caller would copy into the input. What runs the graph may write them into the input's memory, and return
 that; whoever copies looks whether it has happened."""
 
+DONATED = "donated"
+"""Key in a placeholder's meta: true of a tensor whose memory only the graph's own stack has ever seen. What runs the
+graph may write over it, where at that call nobody else holds it any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class UserFrame:

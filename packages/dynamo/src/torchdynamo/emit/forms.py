@@ -347,8 +347,10 @@ def _over_what_is_left(code: Codegen, obj: object, expression: str, late: bool =
 
 def _native_iterator(code: Codegen, obj: object) -> str:
     match obj:
-        case Rounds(iterator=Start(begin=begin, iterable=iterable)):
+        case Rounds(iterator=Start(begin=begin, iterable=iterable, taken=taken)):
             name = _over_what_is_left(code, obj, f"{begin.__name__}({code.value(iterable)})")
+            if taken:
+                code.build.append(f"for _ in range({taken}): next({name})")
         case SequenceIterator(index=-1, sequence=list()):
             name = code.named(obj, "iter([])")  # at its end, whatever the list gets
         case SequenceIterator(index=index):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -263,21 +264,36 @@ class Rounds(LocalIterator):
         """That of CPython's own."""
         return self.iterator.native if isinstance(self.iterator, Start) else type(self.iterator)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its next round is captured with what is in front of the loop."""
+        return isinstance(self.iterator, Start) and self.iterator.taken < self.iterator.ahead
+
     def __next__(self) -> object:
         return next(self.iterator)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Start:
     """What begins an iterator: `iter` or `reversed`, of what the program iterates over. Whoever advances it is told by
-    `refuse`, which raises, that there is none yet."""
+    `refuse`, which raises, that there is none yet.
+
+    Attributes:
+        ahead: of how many items the rounds are captured before that, with what is in front of the loop.
+        taken: how many it has handed out.
+    """
 
     begin: Callable[[Any], object]
-    iterable: object
+    iterable: Any
     refuse: Callable[[Start], object]
+    ahead: int = 0
+    taken: int = 0
 
     def __next__(self) -> object:
-        return self.refuse(self)
+        if self.taken == self.ahead:
+            return self.refuse(self)
+        self.taken += 1
+        return next(itertools.islice(self.iterable, self.taken - 1, None))
 
     @property
     def native(self) -> type:

@@ -37,7 +37,7 @@ class DynamicPolicy:
         varied: what of the kind is handed on by a part of the program that has ended for any length.
         loops: those whose number of rounds is guarded in a version.
         in_rounds: the function is the rest of another one, behind a break, where loops go round by round.
-        round_by_round: says of modules that a loop goes over whether the graph ends at its head.
+        round_by_round: says of modules that a loop goes over in which round the graph ends, if it does.
         unrolled: the user's stacks where it does not end at the head of such a loop all the same.
         guards_floats: C code that needs a float gets it guarded: no break would do.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.

@@ -81,7 +81,7 @@ class Loops:
         known: of earlier captures.
         fixed: those whose number of rounds is guarded in this one, in the same form.
         frames: those of the interpreter.
-        round_by_round: says of modules that a loop goes over whether the graph ends at its head.
+        round_by_round: says of modules that a loop goes over in which round the graph ends, if it does.
         unrolled: the user's stacks where it does not all the same.
     """
 
@@ -140,17 +140,23 @@ class Loops:
         if not modules or place in self.unrolled or not all(isinstance(module, nn.Module) for module in modules):
             return obj
         assert self.round_by_round is not None
-        if not self.round_by_round(modules):
+        ahead = self.round_by_round(modules)
+        if ahead is None:
             return obj
         over = f"{len(modules)} modules ({type(modules[0]).__qualname__})"
-        rounds = self._rounds(iter, obj, over, "repeated_modules")
+        rounds = self._rounds(iter, obj, over, "repeated_modules", ahead)
         self._begun[id(rounds.iterator)] = rounds.iterator, place
         return rounds
 
     def _rounds(
-        self, begin: Callable[[Any], object], obj: object, over: str, reason: str = "loop_of_each_length"
+        self,
+        begin: Callable[[Any], object],
+        obj: object,
+        over: str,
+        reason: str = "loop_of_each_length",
+        ahead: int = 0,
     ) -> Rounds:
-        return Rounds(Start(begin, obj, lambda start: self.refuse(Rounds(start, over, reason))), over, reason)
+        return Rounds(Start(begin, obj, lambda start: self.refuse(Rounds(start, over, reason)), ahead), over, reason)
 
     def refuse(self, rounds: Rounds) -> NoReturn:
         """The next of its items is asked for. That is a round where a loop of a function asks: of a generator, and of C

@@ -562,7 +562,7 @@ class Outside:
     def refuse_iterator(self, obj: object) -> None:
         """Breaks at the use of an iterator that the program did not make: advancing it would show outside."""
         method = getattr(type(obj), "__next__", None)
-        if type(obj) is Rounds:
+        if type(obj) is Rounds and not obj.is_ahead:
             self.loops.refuse(obj)
         if type(method) is not types.WrapperDescriptorType and not isinstance(obj, LocalIterator):
             return

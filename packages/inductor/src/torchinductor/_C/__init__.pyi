@@ -60,6 +60,16 @@ class Builder:
         dtype: torch.dtype | None,
         name: str,
     ) -> None: ...
+    def claim(
+        self,
+        dst: int,
+        src: int,
+        shape: Sequence[_Size],
+        strides: Sequence[_Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        name: str,
+    ) -> None: ...
     def kernel(self, address: int, buffers: Sequence[int], symbols: Sequence[_Size], name: str) -> None: ...
     def triton(
         self,

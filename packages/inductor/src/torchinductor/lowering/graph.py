@@ -19,7 +19,7 @@ from primtorch.higher_order import HigherOrder
 from primtorch.layout import is_channels_last
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
-from primtorch.schemas import UPDATES, UserFrame
+from primtorch.schemas import DONATED, UPDATES, UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
@@ -92,6 +92,7 @@ class Lowered:
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
     requirements: tuple[Requirement, ...]  # of numbers that the data tells
     updates: Mapping[str, str]  # buffer of a result -> that of the input which it replaces
+    donated: frozenset[str] = frozenset()  # buffers of inputs that may be written over where nobody else holds them
 
 
 def lower_graph(
@@ -144,6 +145,7 @@ def lower_graph(
         _definitions(env, given) if env is not None else {},
         _requirements(env) if env is not None else (),
         updates,
+        frozenset(f"in_{n.name}" for n in gm.graph.find_nodes(op="placeholder") if n.meta.get(DONATED)),
     )
 
 

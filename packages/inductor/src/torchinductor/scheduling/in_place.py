@@ -8,13 +8,15 @@ written, in whichever order they run. The shapes need not agree: a batch's gradi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch._ops import OpOverload
 
-from torchinductor.ir import Attention, Bundle, Indirect, Kernel, Load, Require, Store, Template
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.indexing import number
+from torchinductor.ir import Attention, Buffer, Bundle, Indirect, Kernel, Load, Require, Store, Template
 from torchinductor.lowering.context import ExternCall, Flat, Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, last_uses, lent_by, owned_by_graph
@@ -27,11 +29,12 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
     An input is written over only where nothing can raise any more: a call that raises leaves inputs as they were."""
     last = last_uses(operations)
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
-    owned = owned_by_graph(operations) - kept
     lent = lent_by(operations)
+    donated = lowered.donated - lent
+    owned = (owned_by_graph(operations) | donated) - kept
     replaced = {made: given for made, given in lowered.updates.items() if given not in lent}
     sure = 1 + max((i for i, operation in enumerate(operations) if _may_raise(operation)), default=-1)
-    begun: set[str] = set()
+    begun = set(donated)
 
     def placed(loops: Kernel, position: int, others: frozenset[str] = frozenset()) -> Kernel:
         """`others` are touched by what runs beside the kernel."""
@@ -39,7 +42,8 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
         dying = [b for b in loops.reads if last[b] == position and b not in others]
         given = {made: replaced[made] for made in fresh if made in replaced and replaced[made] in dying}
         given = given if position >= sure else {}
-        return replace(loops, in_place=_pairs(loops, fresh, [b for b in dying if b in begun and b in owned], given))
+        free = [b for b in dying if b in begun and b in owned]
+        return replace(loops, in_place=_pairs(loops, fresh, free, given, donated))
 
     result: list[Operation] = []
     for position, operation in enumerate(operations):
@@ -90,7 +94,7 @@ def _may_raise(operation: Operation) -> bool:
 
 
 def _pairs(
-    kernel: Kernel, fresh: Sequence[str], dying: Sequence[str], given: Mapping[str, str]
+    kernel: Kernel, fresh: Sequence[str], dying: Sequence[str], given: Mapping[str, str], donated: Set[str]
 ) -> tuple[tuple[str, str], ...]:
     """Pairs in the order of the stores: what an earlier store may go over, a later one may too. `given` says of a
     result which input it replaces."""
@@ -103,16 +107,27 @@ def _pairs(
         if store is None:
             continue
         wanted = [given[written]] if written in given else free
-        found = next((b for b in wanted if _fits(kernel, written, b) and _read_before(kernel, b, store)), None)
+        fits = (b for b in wanted if _fits(kernel.buffers[written], kernel.buffers[b], b in donated))
+        found = next((b for b in fits if _read_before(kernel, b, store)), None)
         if found is not None:
             wanted.remove(found)
             pairs.append((written, found))
     return tuple(pairs)
 
 
-def _fits(kernel: Kernel, written: str, read: str) -> bool:
-    a, b = kernel.buffers[written], kernel.buffers[read]
-    return (a.dtype, a.device) == (b.dtype, b.device) and a.span == b.span
+def _fits(written: Buffer, read: Buffer, donated: bool) -> bool:
+    """Whether a result has the length of an operand; of one that was donated its rows may have been made as a whole, as
+    whoever claims it sees."""
+    if (written.dtype, written.device) != (read.dtype, read.device):
+        return False
+    return written.span == read.span or (donated and written.span == _whole_rows(read))
+
+
+def _whole_rows(buffer: Buffer) -> IntExpr | None:
+    """The length of a buffer where the last of its rows is followed by what is between the others."""
+    extents = [(size * stride).as_int() for size, stride in zip(buffer.shape, buffer.strides, strict=True)]
+    known = [extent for extent in extents if extent is not None]
+    return number(max(known)) if known and len(known) == len(extents) else None
 
 
 class _Place(NamedTuple):
@@ -124,8 +139,8 @@ class _Place(NamedTuple):
 def _only_store(kernel: Kernel, buffer: str) -> _Place | None:
     """The store to a buffer, if there is one, and each iteration makes it to another place."""
     stores = [
-        _Place(number, position, op)
-        for number, stage in enumerate(kernel.stages)
+        _Place(at, position, op)
+        for at, stage in enumerate(kernel.stages)
         for position, op in enumerate(stage.body.ops)
         if isinstance(op, Store) and op.buffer == buffer
     ]
@@ -142,12 +157,12 @@ def _read_before(kernel: Kernel, read: str, store: _Place) -> bool:
     """Whether every load of `read` is from the place of the store, and earlier. Where a mask holds a store back, the
     place may be another iteration's: then it has to hold back the loads too."""
     place, mask, own = store.op.index, store.op.mask, (store.stage, store.position)
-    for number, stage in enumerate(kernel.stages):
+    for at, stage in enumerate(kernel.stages):
         for position, op in enumerate(stage.body.ops):
             if not isinstance(op, (Load, Store)) or op.buffer != read:
                 continue
-            if isinstance(op, Store) or op.index != place or (number, position) > own:
+            if isinstance(op, Store) or op.index != place or (at, position) > own:
                 return False
-            if mask is not None and (number != store.stage or op.mask != mask):
+            if mask is not None and (at != store.stage or op.mask != mask):
                 return False
     return True

@@ -28,6 +28,10 @@ class LiveBytes:
                     (b, _bytes(operation.buffers[b])) for b in operation.arguments if b not in self._bytes
                 )
 
+    def of(self, name: str) -> int:
+        """A buffer's bytes."""
+        return self._bytes[name]
+
     def during(self, operations: Sequence[Operation], given: bool = False) -> list[int]:
         """Bytes alive while each operation runs: of a buffer from its first write to its last use, of a result to the
         end. With `given` also what the graph is given, up to its last use, as if nobody else kept it."""

@@ -22,6 +22,8 @@ from torchinductor.scheduling.memory import UNSEEN, LiveBytes
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
+_LITTLE = 4  # times what else is read for a result
+
 
 def schedule(
     lowered: Lowered, options: InductorOptions, traits_of: Callable[[torch.device], DeviceTraits] = plain_traits
@@ -33,14 +35,47 @@ def schedule(
     numbers = _Numbers(lowered)
     operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
     finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
-    if not early:
-        return finished
     live = LiveBytes(lowered, finished)
-    apart = live.held_early(finished, early)
+    late = _of_inputs_alone(lowered, operations, outputs, live)
+    if late:
+        behind = [o for o in operations if not writes_of(o) <= late] + [o for o in operations if writes_of(o) <= late]
+        other, begun = _fused(behind, outputs, _Fusion(options, numbers, traits_of, late=late))
+        if _holds_less(live, other, finished):
+            operations, finished, early = behind, other, begun
+        else:
+            late = frozenset()
+    apart = live.held_early(finished, early) if early else frozenset()
     if not apart:
         return finished
-    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart))
-    return other if max(live.during(other)) + UNSEEN < max(live.during(finished)) else finished
+    other, _ = _fused(operations, outputs, _Fusion(options, numbers, traits_of, apart, late))
+    return other if _holds_less(live, other, finished) else finished
+
+
+def _holds_less(live: LiveBytes, first: Sequence[Operation], second: Sequence[Operation]) -> bool:
+    return max(live.during(first)) + UNSEEN < max(live.during(second))
+
+
+def _of_inputs_alone(
+    lowered: Lowered, operations: Sequence[Operation], outputs: set[str], live: LiveBytes
+) -> frozenset[str]:
+    """Results that no operation reads and that are made of inputs, which are alive anyway, and of little else: they can
+    as well be computed behind everything, and be held from there on. A model that returns its embeddings gathers them
+    again for its own layers."""
+    alive = {item.buffer for item in lowered.inputs} - lowered.donated
+    unread = _unread(operations, outputs)
+    found: set[str] = set()
+    for operation in operations:
+        writes = writes_of(operation)
+        if isinstance(operation, Kernel) and not operation.scatters and writes and writes <= unread:
+            size, sources = (sum(map(live.of, names)) for names in (writes, reads_of(operation) - alive))
+            if size >= UNSEEN and _LITTLE * sources <= size:
+                found |= writes
+    return frozenset(found)
+
+
+def _unread(operations: Sequence[Operation], outputs: set[str]) -> set[str]:
+    """The results that one operation writes as a whole, and none reads."""
+    return outputs - _in_parts(operations) - {b for operation in operations for b in reads_of(operation)}
 
 
 def _fused(operations: Sequence[Operation], outputs: set[str], fusion: _Fusion) -> tuple[list[Operation], set[str]]:
@@ -161,7 +196,7 @@ def _results_early(operations: Sequence[Operation], outputs: set[str], numbers: 
     written: dict[str, int] = {}
     for i, operation in enumerate(operations):
         written.update(dict.fromkeys(writes_of(operation) | numbers.given_by(operation), i))
-    movable = outputs - _in_parts(operations) - {b for operation in operations for b in reads_of(operation)}
+    movable = _unread(operations, outputs)
     moved: dict[int, list[Operation]] = {}
     for i, operation in enumerate(operations):
         writes = writes_of(operation)
@@ -194,7 +229,7 @@ class _Fusion:
 
     Of a buffer that is written part by part (a concatenation) the first part may be written by the kernel that computes
     it, and the whole buffer is held from then on: `early` says of which, and `apart` names those whose parts wait for
-    the last one instead."""
+    the last one instead. Results in `late` are computed where they stand, by kernels of their own."""
 
     waiting = 6
 
@@ -204,11 +239,13 @@ class _Fusion:
         numbers: _Numbers,
         traits_of: Callable[[torch.device], DeviceTraits],
         apart: Set[str] = frozenset(),
+        late: Set[str] = frozenset(),
     ) -> None:
         self.options = options
         self.numbers = numbers
         self.traits_of = traits_of
         self.apart = apart
+        self.late = late
         self.early: set[str] = set()
         self.groups: list[Group] = []
         self.writers: dict[str, list[int]] = {}
@@ -225,7 +262,8 @@ class _Fusion:
                 writes.update((_OUTSIDE, _GENERATOR))  # it may draw, and not say so
             before = {g for b in reads | writes for g in self.writers.get(b, ())}
             before |= {g for b in writes for g in self.readers.get(b, ())}
-            group = self._fuse(operation, reads, writes, before) if self.options.fuse else None
+            alone = not self.options.fuse or not writes.isdisjoint(self.late)
+            group = None if alone else self._fuse(operation, reads, writes, before)
             if group is not None:
                 self.early |= {b for b in writes & in_parts if b not in self.writers}
             else:

@@ -8,6 +8,7 @@ pointers first), `divisors` ([[position, number], ...]: what integers are multip
 `target`.json; all files appear by atomic rename."""
 
 import collections
+import functools
 import gc
 import importlib.util
 import json
@@ -18,12 +19,13 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 import triton
 from triton import knobs
+from triton._C.libtriton import llvm, nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.cache import FileCacheManager
@@ -69,9 +71,9 @@ def compile_source(request: Request) -> None:
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
     attributes |= {(i,): [["tt.divisibility", divisor]] for i, divisor in request["divisors"]}
     source = ASTSource(getattr(module, request["name"]), signature, {}, attributes)
-    # Triton keeps assertions only in debug mode; its overflow checks, which that mode adds, are not wanted.
-    options = {"num_warps": request["warps"], "num_stages": request["stages"]}
-    options |= {"debug": True, "sanitize_overflow": False} if request["asserts"] else {}
+    # Triton keeps assertions only in debug mode. It writes checks for overflow in any mode, and drops them later.
+    options = {"num_warps": request["warps"], "num_stages": request["stages"], "sanitize_overflow": False}
+    options |= {"debug": True} if request["asserts"] else {}
     compiled = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
     entry = re.search(r"\.entry\s+\w+\((.*?)\)", compiled.asm["ptx"], re.S)
     parameters = entry.group(1).count(".param") if entry else len(signature)
@@ -93,6 +95,13 @@ def write(path: str, data: bytes) -> None:
     with open(fresh, "wb") as file:
         file.write(data)
     os.replace(fresh, path)
+
+
+def link(module: object, libraries: Sequence[str], whole: Callable[[object, Sequence[str]], None]) -> None:
+    """Takes the place of Triton's own linking, `whole`: libdevice is read where functions are left undefined alone."""
+    whole(module, [str(Path(__file__).with_name("approximations.ll"))])
+    if nvidia.has_extern_deps(module):
+        whole(module, libraries)
 
 
 WARM = """
@@ -183,6 +192,7 @@ def main() -> None:
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     knobs.cache.manager_class = Intermediate
+    llvm.link_extern_libs = functools.partial(link, whole=llvm.link_extern_libs)
     warm(int(sys.argv[1]))
     gc.collect()
     gc.freeze()
