@@ -441,6 +441,7 @@ def _recombine(expr: IntExpr) -> IntExpr:
     return expr
 
 
+@lru_cache(maxsize=16384)
 def coefficient_of(expr: IntExpr, name: str) -> IntExpr | None:
     """The stride of a variable in an index: its coefficient when it occurs only linearly, None otherwise."""
     wanted = intern_symbol(name)

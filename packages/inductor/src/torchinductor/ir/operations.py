@@ -27,15 +27,26 @@ Result: TypeAlias = V | tuple[V, ...] | None
 class Replay(Generic[V]):
     """One run of a body on a handler: the values so far, and what its variables stand for."""
 
-    __slots__ = ("handler", "symbols", "values")
+    __slots__ = ("_indices", "_symbols", "handler", "values")
 
     def __init__(self, handler: OpsHandler[V], symbols: dict[Symbol, IntExpr]) -> None:
-        self.handler, self.symbols = handler, symbols
+        self.handler, self._symbols = handler, symbols
+        self._indices: dict[IntExpr, IntExpr] = {}  # in the variables of this run, as these are so far
         self.values: list[V] = []  # one for each operation so far; what has none is never asked for
 
     def index(self, expr: IntExpr) -> IntExpr:
         """An index expression of the body in the variables of this run."""
-        return self.handler.simplify(rename(expr, self.symbols)) if self.symbols else expr
+        if not self._symbols:
+            return expr
+        found = self._indices.get(expr)
+        if found is None:
+            found = self._indices[expr] = self.handler.simplify(rename(expr, self._symbols))
+        return found
+
+    def stands_for(self, name: str, expr: IntExpr) -> None:
+        """Says what a variable of the body stands for from here on."""
+        self._symbols[intern_symbol(name)] = expr
+        self._indices.clear()
 
     def optional(self, value: int | None) -> V | None:
         """The value of a number, or None for None."""
@@ -178,7 +189,7 @@ class Indirect(Operation):
     size: IntExpr
 
     def replay(self, run: Replay[V]) -> Result[V]:
-        run.symbols[intern_symbol(self.symbol)] = run.handler.indirect(run.values[self.value], self.size)
+        run.stands_for(self.symbol, run.handler.indirect(run.values[self.value], self.size))
         return None
 
 

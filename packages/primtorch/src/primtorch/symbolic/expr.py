@@ -217,13 +217,18 @@ class IntExpr:
 
     def substitute(self, values: Mapping[Atom, IntExpr]) -> IntExpr:
         """The expression with atoms replaced, inside calls too."""
-        result = constant(0)
+        terms: dict[Monomial, int] = {}
         for monomial, coefficient in self.terms.items():
-            term = constant(coefficient)
+            term = _ONE
             for atom in monomial:
                 term = term * _substitute_atom(atom, values)
-            result = result + term
-        return result
+            for m, c in term.terms.items():
+                value = terms.get(m, 0) + c * coefficient
+                if value:
+                    terms[m] = value
+                else:
+                    del terms[m]
+        return IntExpr(terms)
 
     def program(self) -> Program:
         """A postfix program: `const k`, `sym name`, and binary operators on the two topmost values."""
@@ -258,6 +263,9 @@ class IntExpr:
 def constant(value: int) -> IntExpr:
     """The polynomial of a number."""
     return IntExpr({(): value} if value else {})
+
+
+_ONE = constant(1)
 
 
 def symbol(name: str) -> IntExpr:

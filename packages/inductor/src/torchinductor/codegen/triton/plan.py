@@ -157,14 +157,15 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     """How much memory is walked through one element at a time along each axis, in bytes."""
     votes: Counter[str] = Counter()
     sizes = {a.name: a.size.as_int() or UNKNOWN_SIZE for a in kernel.axes}
+    told = {*sizes, *kernel.symbols}
     for stage in kernel.stages:
         for access in stage.body.accesses:
             index, used = access.index, access.index.symbols()
-            scattered = bool(used - sizes.keys() - set(kernel.symbols))  # by a value that is read: anywhere
+            scattered = not used <= told  # by a value that is read: anywhere
             weight = kernel.buffers[access.buffer].dtype.itemsize
             for axis, size in sizes.items():
                 weight *= size if scattered or axis in used else 1
-            for axis in sizes:
+            for axis in used & sizes.keys():  # whose votes are their own
                 step = coefficient_of(index, axis)
                 if step is not None and step.as_int() == 1:
                     votes[axis] += weight
