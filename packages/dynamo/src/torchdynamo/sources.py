@@ -13,14 +13,16 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar, Union, dataclass_transform
 
 
 class _Step:
-    """What every source has: its text, and room for its hash."""
+    """What every source has: its text, and room for that and for its hash."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_hash", "_text")
     _hash: int
+    _text: str
 
     def expression(self) -> str:
         """The text by which generated code and guards read it: P, G and C are what code holds, globals and cells."""
@@ -32,20 +34,27 @@ S = TypeVar("S", bound=_Step)
 
 @dataclass_transform(frozen_default=True)
 def _source(cls: type[S]) -> type[S]:
-    """A frozen record whose hash is computed once: a path is twice as long as the modules are deep, and each read of
-    the program asks for the hash of one."""
-    made = dataclass(frozen=True, slots=True)(cls)
-    compute = made.__hash__
+    """A record, frozen to the type checker, whose hash and text are made once: a path is twice as long as the modules
+    are deep, and each read of the program asks for the hash of one."""
+    made = dataclass(slots=True, unsafe_hash="__hash__" not in vars(cls))(cls)
+    compute, write = made.__hash__, made.expression
 
     def hashed(self: S) -> int:
         try:
             return self._hash
         except AttributeError:
-            found = compute(self)
-            object.__setattr__(self, "_hash", found)
+            found = self._hash = compute(self)
+            return found
+
+    def expression(self: S) -> str:
+        try:
+            return self._text
+        except AttributeError:
+            found = self._text = write(self)
             return found
 
     type.__setattr__(made, "__hash__", hashed)
+    type.__setattr__(made, "expression", wraps(write)(expression))
     return made
 
 

@@ -196,6 +196,7 @@ class Externals:
         self.world: object = None  # of the iterators that the program goes on with
         self.written_behind: list[object] | None = None  # by what is said behind the graph: it has not come there yet
         self.fixed: list[tuple[Source, object]] = []  # what is read by names that are taken as fixed, without a guard
+        self.knows_hooks_of_all = False  # guards say that there are none that run for each module
         self.unkept = ""  # what capture has taken over from this process that another one cannot be held to
 
     def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:

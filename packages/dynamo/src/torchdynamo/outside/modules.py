@@ -93,9 +93,11 @@ def has_plain_call(externals: Externals, overlays: Overlays, module: External) -
             return False
     for name in _HOOKS:
         externals.guard(InstanceAttribute(module.source, name), GuardKind.LENGTH, 0)
-    for name in _GLOBAL_HOOKS:
+    if not externals.knows_hooks_of_all:
+        externals.knows_hooks_of_all = True
         source = externals.pins.source(torch.nn.modules.module, torch.nn.modules.module.__name__)
-        externals.guard(InstanceAttribute(source, name), GuardKind.LENGTH, 0)
+        for name in _GLOBAL_HOOKS:
+            externals.guard(InstanceAttribute(source, name), GuardKind.LENGTH, 0)
     return True
 
 
