@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,3 +157,45 @@ def _takes(overload: Any, args: tuple[Any, ...]) -> bool:
     kinds = [str(a.type) for a in placed]
     return len(placed) == len(args) and all((kind in ("List[int]", "int[]")) == isinstance(arg, tuple)
                                              for kind, arg in zip(kinds, args, strict=True))  # fmt: skip
+
+
+# Operators on an image whose channels lie last: the CPU's kernels keep that, an NVIDIA GPU's write by rows (a GPU gave
+# these, forward and gradient).
+BY_ROWS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "reflect": (aten.reflection_pad2d.default, ([1, 2, 0, 1],)),
+    "replicate": (aten.replication_pad2d.default, ([1, 2, 0, 1],)),
+    "pixel_shuffle": (aten.pixel_shuffle.default, (2,)),
+    "pixel_unshuffle": (aten.pixel_unshuffle.default, (2,)),
+    "channel_shuffle": (aten.channel_shuffle.default, (2,)),
+    "roll": (aten.roll.default, ([1, 2], [2, 3])),
+    "group_norm": (aten.native_group_norm.default, (None, None, 2, 4, 24, 2, 1e-5)),
+}
+
+
+@pytest.mark.parametrize("name", list(BY_ROWS))
+def test_layouts_that_only_the_cpu_keeps(name: str) -> None:
+    op, arguments = BY_ROWS[name]
+    image = torch.randn(2, 4, 6, 4).to(memory_format=torch.channels_last)
+    here = TensorSpec.of(image)
+    found = [formula_of(op)(replace(here, device=place), *arguments) for place in (here.device, THERE)]
+    kept, by_rows = (spec[0] if isinstance(spec, tuple) else spec for spec in found)
+    real = op(image, *arguments)
+    real = real[0] if isinstance(real, tuple) else real
+    assert kept.strides == real.stride() != by_rows.strides
+    assert by_rows.strides == torch.empty(kept.shape).stride() and by_rows.device == THERE
+
+
+@pytest.mark.parametrize("pad", ["reflection_pad", "replication_pad"])
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_gradients_of_pads_that_only_the_cpu_keeps(pad: str, spatial: int) -> None:
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[spatial]
+    image = torch.randn(2, 4, *(5,) * spatial).to(memory_format=last)
+    padding = [1] * (2 * spatial)
+    made = getattr(aten, f"{pad}{spatial}d").default(image, padding)
+    op = getattr(aten, f"{pad}{spatial}d_backward").default
+    here, there = (
+        formula_of(op)(replace(TensorSpec.of(made), device=place), replace(TensorSpec.of(image), device=place), padding)
+        for place in (image.device, THERE)
+    )
+    assert here.strides == op(made, image, padding).stride() == image.stride()
+    assert there.strides == image.contiguous().stride()

@@ -26,7 +26,7 @@ from primtorch.layout import (
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_overflow
 from primtorch.operators.view import diagonal, refuse_strides, select_position, slice_bound, slice_bounds
-from primtorch.operators.window import laid_out
+from primtorch.operators.window import laid_out_on_cpu
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -436,16 +436,11 @@ def _lower_diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim
     return filled.permute(order)
 
 
-def _shuffled(x: TensorLike, shape: tuple[Size, ...]) -> TensorSpec:
-    """The CPU's kernel keeps channels_last; elsewhere it is a program of views and a copy by rows."""
-    return laid_out(x, shape) if x.device.type == "cpu" else contiguous(x, shape)
-
-
 @OP.formula("pixel_shuffle")
 def _pixel_shuffle(x: TensorLike, upscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = upscale_factor
-    return _shuffled(x, (*lead, c // (r * r), h * r, w * r))
+    return laid_out_on_cpu(x, (*lead, c // (r * r), h * r, w * r))
 
 
 @OP.refuses("pixel_shuffle")
@@ -471,7 +466,7 @@ def _lower_pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
 def _pixel_unshuffle(x: TensorLike, downscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = downscale_factor
-    return _shuffled(x, (*lead, c * r * r, h // r, w // r))
+    return laid_out_on_cpu(x, (*lead, c * r * r, h // r, w // r))
 
 
 @OP.refuses("pixel_unshuffle")
@@ -498,7 +493,7 @@ def _lower_pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
 
 @OP.formula("channel_shuffle")
 def _channel_shuffle(x: TensorLike, groups: Size) -> TensorSpec:
-    return laid_out(x, tuple(x.shape))
+    return laid_out_on_cpu(x, tuple(x.shape))
 
 
 @OP.refuses("channel_shuffle", "native_channel_shuffle")
@@ -711,7 +706,7 @@ def _padded(spatial: int) -> Formula:
         shape = list(x.shape)
         for i in range(spatial):
             shape[-1 - i] = shape[-1 - i] + padding[2 * i] + padding[2 * i + 1]
-        return laid_out(x, tuple(shape))
+        return laid_out_on_cpu(x, tuple(shape))
 
     return formula
 
@@ -743,7 +738,7 @@ for _spatial in (1, 2, 3):
 @OP.formula("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
           "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")  # fmt: skip
 def _pad_backward(grad: TensorLike, x: TensorLike, padding: Sequence[Size]) -> TensorSpec:
-    return laid_out(x, tuple(x.shape))
+    return laid_out_on_cpu(x, tuple(x.shape))
 
 
 # --- samples ---------------------------------------------------------------------------------------

@@ -84,6 +84,12 @@ def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> T
     return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
 
 
+def laid_out_on_cpu(x: TensorLike, shape: Sizes) -> TensorSpec:
+    """A result of this shape in x's memory format where the CPU's kernels make it; those of other devices write by
+    rows: shuffles, pads with what is there, unpooling."""
+    return laid_out(x, shape) if x.device.type == "cpu" else by_rows(x, shape)
+
+
 def by_rows(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
     """A contiguous result of this shape."""
     return strided(x, shape, contiguous_strides(shape), dtype)
@@ -512,7 +518,7 @@ def _lower_max_unpool(rank: int) -> Rule:
 
 @OP.formula("max_unpool2d")
 def _max_unpool2d(x: TensorLike, indices: TensorLike, output_size: Sequence[Size]) -> TensorSpec:
-    return laid_out(x, (*x.shape[:-2], *output_size))
+    return laid_out_on_cpu(x, (*x.shape[:-2], *output_size))
 
 
 @OP.refuses("max_unpool2d", "max_unpool3d")
