@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
-        ("building",),
+        ("building", "frozen", "nodes"),
         ("forks",),
         ("first_use", "withheld"),
         (

@@ -25,7 +25,7 @@ from aotautograd.schemas import (
     ViewStep,
 )
 from primtorch import symbolic
-from primtorch.spec import TensorSpec
+from primtorch.spec import TensorSpec, of_numbers
 from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, symbol
 from primtorch.symbolic.expr import intern_symbol
 
@@ -137,17 +137,10 @@ class _NamesOfData:
 
 def spelt(record: RecordT) -> RecordT:
     """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
-    if type(record) is TensorSpec and _is_of_numbers(record):  # nearly all that there is
+    if isinstance(record, TensorSpec) and of_numbers(record):  # nearly all that there is
         return record
     found: RecordT = _through(record, symbolic.spelt)
     return found
-
-
-def _is_of_numbers(spec: Any) -> bool:
-    for size in (*spec.shape, *spec.strides, spec.offset):
-        if type(size) is not int:
-            return False
-    return True
 
 
 def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:

@@ -15,7 +15,7 @@ from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strid
 from primtorch.nodes import new_node
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
-from primtorch.spec import Size, TensorSpec
+from primtorch.spec import Size, TensorSpec, of_numbers
 from primtorch.symbolic import ShapeEnv, expr_of, materialize, settled
 from primtorch.symbolic.sym_node import node_of
 
@@ -495,12 +495,9 @@ def as_spec(val: TensorLike) -> TensorSpec:
 
 def with_settled(spec: TensorSpec) -> TensorSpec:
     """The metadata with numbers for the sizes that are settled."""
-    sizes = (*spec.shape, *spec.strides, spec.offset)
-    for size in sizes:
-        if type(size) is not int:
-            break
-    else:
+    if of_numbers(spec):
         return spec
+    sizes = (*spec.shape, *spec.strides, spec.offset)
     rank = len(spec.shape)
     known = tuple(map(settled, sizes))
     return TensorSpec(known[:rank], known[rank:-1], spec.dtype, spec.device, known[-1])

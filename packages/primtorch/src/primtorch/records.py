@@ -234,7 +234,8 @@ class _Writer(dict[type, Write]):
         def write(value: object) -> str:
             parts = codec.parts(value)
             text, again = self.several(parts), codec.made(*parts)
-            if again != value and (_NAN not in text or self.several(codec.parts(again)) != text):  # which says it is one
+            same = again == value or (_NAN in text and self.several(codec.parts(again)) == text)  # which says it is one
+            if not same:
                 raise NotAsText(f"a {codec.kind.__name__} that differs when it is read again")
             return f"{head},{text}]}}" if parts else f"{head}]}}"
 

@@ -101,5 +101,13 @@ def spec_of(value: Any) -> TensorSpec:
     return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
 
 
+def of_numbers(spec: TensorSpec) -> bool:
+    """Whether no size is a symbol."""
+    return _INT.issuperset(map(type, (*spec.shape, *spec.strides, spec.offset)))
+
+
+_INT = frozenset((int,))
+
+
 def _join(values: Sequence[Size]) -> str:
     return ", ".join(map(str, values))
