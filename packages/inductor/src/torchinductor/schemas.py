@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
@@ -146,6 +146,14 @@ class DeviceTraits:
     columns: ColumnSums | None = None
     # Whether additions to few places are made without atomic operations, and when; None: never.
     additions: AdditionRates | None = None
+    _hash: int = field(init=False, repr=False, compare=False)  # each form of kernels that are joined asks for it
+
+    def __post_init__(self) -> None:
+        compared = [getattr(self, part.name) for part in fields(self) if part.compare]
+        object.__setattr__(self, "_hash", hash(tuple(compared)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

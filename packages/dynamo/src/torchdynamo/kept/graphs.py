@@ -60,6 +60,7 @@ CODECS = (
     Codec(complex, lambda number: (number.real, number.imag), complex),
     Codec(type(...), lambda _: (), lambda: ...),
 )
+_AS_THEY_ARE = frozenset((int, bool, float, str, type(None), torch.dtype, torch.device))
 # What is known of a node; how many calls came before it, and what it may refuse, capture alone asks.
 _KNOWN = frozenset({"val", "stack", "source", "effect", CALL, "refusable"})
 
@@ -98,12 +99,15 @@ def argument(value: object, places: Mapping[fx.Node, int]) -> object:
     Raises:
         NotKept: it has no form as text.
     """
-    if isinstance(value, fx.Node):
-        return Node(places[value])
-    if isinstance(value, torch.Size) or type(value) is tuple:
-        return tuple(argument(item, places) for item in value)
+    kind = type(value)
+    if kind is fx.Node:
+        return Node(places[value])  # type: ignore[index]
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is tuple or kind is torch.Size:
+        return tuple([argument(item, places) for item in value])  # type: ignore[attr-defined]
     if isinstance(value, tuple):
-        raise NotKept(f"the graph is given a {type(value).__name__}")
+        raise NotKept(f"the graph is given a {kind.__name__}")
     if isinstance(value, list):
         return [argument(item, places) for item in value]
     if isinstance(value, dict):
