@@ -56,6 +56,18 @@ def test_an_image_in_another_order_is_not_kept_beside_the_image() -> None:
     assert [piece.what.split()[0] for piece in same] == ["input"], str(peaks["backward"])
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_was_kept_is_freed_before_a_gradient_as_large_is_made(autocast: bool) -> None:
+    """The gradient of a layer's weight reads the activation for the last time, that of its input is as large: the
+    backward holds no more of that size than was kept for it."""
+    layer = lambda: nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64), nn.LayerNorm(64))
+    net = nn.Sequential(*(layer() for _ in range(3)))
+    peaks = memory_of_step(net, (torch.randn(4096, 64),), {}, True, autocast)
+    hidden = 4096 * 1024 * (2 if autocast else 4)
+    kept, held = (as_large(peaks[kind], hidden) for kind in ("forward", "backward"))
+    assert held <= kept, str(peaks["backward"])
+
+
 class Embedded(nn.Module):
     """Returns what it begins with, as models do that return all hidden states."""
 

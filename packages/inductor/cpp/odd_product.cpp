@@ -45,7 +45,12 @@ at::Tensor odd_product(const at::Tensor& a, const at::Tensor& b, const std::opti
   }
   const int64_t edge = std::min(unit, columns);
   for (const int64_t begin : {int64_t{0}, columns - edge}) {
-    write(out.narrow(1, begin, edge), a, b.narrow(1, begin, edge), bias ? std::optional(part_of(*bias, begin, edge)) : std::nullopt);
+    const at::Tensor target = out.narrow(1, begin, edge), right = b.narrow(1, begin, edge);
+    if (bias) {
+      write(target, a, right, part_of(*bias, begin, edge));
+    } else {
+      target.copy_(at::mm(a, right));
+    }
   }
   return out;
 }

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import fx
 
+from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
@@ -28,6 +29,9 @@ FACTORS: Mapping[str, int] = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 _UNKNOWN = 1024  # what a size counts as that is not known
 _LAUNCH = 5e-6  # seconds that a kernel more takes
+_SPARED = 0.5  # results that may be moved more for a memory less
+_WHOLES = 64  # times as large as what else a kernel reads for a result that goes over a product
+_POINT_BY_POINT = ("elementwise", "comparison", "ternary", "conversion")  # how the names of families begin
 
 
 def aligned_product(
@@ -66,7 +70,7 @@ def _odd_product(
 ) -> TensorValue:
     """The product in memory without a margin: by an operator of ours, which writes its rows in groups."""
     unit = _rates(ctx, a).alignment // a.dtype.itemsize
-    args = (a, b, added[0] if added else None, unit)
+    args = (a, _by_columns(ctx, b), added[0] if added else None, unit)
     (result,) = ctx.extern(torch.ops.torchinductor.odd_product.default, args, {}, [meta], "any")
     assert result is not None
     return result
@@ -76,11 +80,15 @@ def _written_in_place(
     ctx: Context, a: TensorValue, b: TensorValue, args: Sequence[object], at: int, kwargs: Mapping[str, object]
 ) -> bool:
     """Whether a product of two matrices is nothing but a result of the graph, which has no margin, and large enough:
-    each group of its rows reads all of the second factor, and a copy reads and writes the result."""
+    each group of its rows reads all of the second factor, and a copy reads and writes the result. What a kernel makes a
+    result of, point by point, goes over the product where that has no margin: less is held, and as much is moved."""
     assert ctx.node is not None
-    if kwargs or len(args) > at + 2 or len(a.shape) != 2 or not _only_returned(ctx.node):
+    if kwargs or len(args) > at + 2 or len(a.shape) != 2:
         return False
-    if not _matrix_of(a).along_rows or _matrix_of(b).along_rows:
+    returned = _only_returned(ctx.node)
+    if not returned and not _goes_over(ctx.node):
+        return False
+    if not _matrix_of(a).along_rows or (_matrix_of(b).along_rows and not isinstance(b.data, Lazy)):
         return False  # what is left out of them would be neighbours in memory
     if at and not (isinstance(args[0], TensorValue) and args[0].shape == b.shape[1:]):
         return False
@@ -92,7 +100,37 @@ def _written_in_place(
     unit = rates.alignment // a.dtype.itemsize
     groups = unit // math.gcd(columns, unit)
     read_again = (groups - 1) * depth * columns * a.dtype.itemsize + groups * _LAUNCH * rates.bandwidth
-    return read_again < 2 * rows * columns * a.dtype.itemsize
+    return read_again < (2 if returned else _SPARED) * rows * columns * a.dtype.itemsize
+
+
+def _by_columns(ctx: Context, value: TensorValue) -> TensorValue:
+    """A second factor whose columns lie in one piece: one that is not stored yet is stored so."""
+    if isinstance(value.data, Lazy):
+        depth = value.shape[0]
+        buffer = ctx.new_buffer(value.shape, value.dtype, value.device, (ONE, depth))
+        ctx.write(buffer, value)
+        value.data = Strided(buffer.name, (ONE, depth))
+    return value
+
+
+def _goes_over(node: fx.Node) -> bool:
+    """Whether one result of the graph alone is made of a node, point by point with little else, and is as large."""
+    size, dtype = _elements(node), node.meta["val"].dtype
+    while not all(user.op == "output" for user in node.users):
+        (user, *others) = node.users
+        if others or not isinstance(user.target, Prim) or _elements(user) != size:
+            return False
+        if user.target.name != "reshape" and not user.target.family.startswith(_POINT_BY_POINT):
+            return False
+        if any(_elements(memory_of(n)) * _WHOLES > size for n in user.all_input_nodes if n is not node):
+            return False
+        node = user
+    return bool(node.users) and bool(node.meta["val"].dtype == dtype)
+
+
+def _elements(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return _count(product(exprs(value.shape))) if hasattr(value, "shape") else 1
 
 
 def _only_returned(node: fx.Node) -> bool:

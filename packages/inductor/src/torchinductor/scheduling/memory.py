@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from itertools import accumulate
+from itertools import accumulate, pairwise
+
+from torch._ops import OpOverload
 
 from torchinductor.cost import value_of
 from torchinductor.ir import Buffer, Bundle, Kernel
-from torchinductor.lowering.context import Operation, ViewRef
+from torchinductor.lowering.context import ExternCall, Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
+from torchinductor.lowering.padding import FACTORS
 from torchinductor.ownership import buffers_of, last_uses
 from torchinductor.scheduling.groups import writes_of
 
 UNSEEN = 1 << 20  # bytes more that no allocator's peak shows
+_PASSES = 8  # through a program: as far as a product moves among others
 
 
 class LiveBytes:
@@ -70,6 +74,44 @@ class LiveBytes:
                     held[place] -= self._bytes[name]
             apart.update(covering)
         return frozenset(apart)
+
+
+def products_in_turn(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
+    """The operations with products beside each other, of which neither needs the other's result, in the order that
+    holds less: the gradient of a weight, which frees what the forward kept, goes before that of the layer's input,
+    which is as large as that."""
+    live, ordered = LiveBytes(lowered, operations), list(operations)
+    ours = {name for operation in operations for name in writes_of(operation)} | lowered.donated
+    ours -= {value.buffer for value in lowered.outputs if isinstance(value, ViewRef)}
+    last = last_uses(operations)
+
+    def held(first: ExternCall, second: ExternCall, place: int) -> int:
+        """The most that the two hold, above what is held before them."""
+        own = {name for name in buffers_of(first) if name in ours and place <= last[name] <= place + 1}
+        begun, other = (sum(map(live.of, writes_of(call))) for call in (first, second))
+        return max(begun, begun - sum(map(live.of, own - set(buffers_of(second)))) + other)
+
+    for _ in range(_PASSES):
+        moved = False
+        for place, (first, second) in enumerate(pairwise(tuple(ordered))):
+            if ordered[place] is not first or not (_is_product(first) and _is_product(second)):
+                continue
+            assert isinstance(first, ExternCall) and isinstance(second, ExternCall)
+            if not writes_of(first).isdisjoint(second.reads):
+                continue
+            if held(second, first, place) + UNSEEN < held(first, second, place):
+                ordered[place : place + 2] = second, first
+                last.update((name, place) for name in buffers_of(second) if last[name] == place + 1)
+                last.update((name, place + 1) for name in buffers_of(first) if last[name] in (place, place + 1))
+                moved = True
+        if not moved:
+            break
+    return ordered
+
+
+def _is_product(operation: Operation) -> bool:
+    op = operation.op if isinstance(operation, ExternCall) else None
+    return isinstance(op, OpOverload) and op.namespace == "aten" and op._opname in FACTORS
 
 
 def _bytes(buffer: Buffer) -> int:

@@ -18,7 +18,7 @@ from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward
 from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.groups import Group, reads_of, writes_of
-from torchinductor.scheduling.memory import UNSEEN, LiveBytes
+from torchinductor.scheduling.memory import UNSEEN, LiveBytes, products_in_turn
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
@@ -30,6 +30,12 @@ def schedule(
 ) -> list[Operation]:
     """Live operations, fused, in an order in which everything is written before it is read. `traits_of` says what is
     cheap on an operation's device."""
+    return products_in_turn(lowered, _ordered(lowered, options, traits_of))
+
+
+def _ordered(
+    lowered: Lowered, options: InductorOptions, traits_of: Callable[[torch.device], DeviceTraits]
+) -> list[Operation]:
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check_between_passes(options)(lowered.operations)
     numbers = _Numbers(lowered)
