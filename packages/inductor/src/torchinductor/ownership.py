@@ -15,8 +15,10 @@ from torchinductor.lowering.context import ExternCall, Flat, Operation, ScalarRe
 
 def buffers_of(operation: Operation) -> tuple[str, ...]:
     """Every buffer that an operation touches."""
+    if isinstance(operation, Kernel):
+        return operation.arguments
     match operation:
-        case Kernel() | Template() | Bundle():
+        case Template() | Bundle():
             return operation.arguments
         case ExternCall():
             return (*operation.reads, *(o for o in operation.outputs if o is not None))

@@ -15,6 +15,7 @@ from torchinductor.ir.operations import Operation
 MadeT = TypeVar("MadeT")
 Given = ParamSpec("Given")
 MOST = 1024  # forms, of which some kilobytes each are kept
+_NAMELESS = ("indices", "faults", "scans")  # what a body has found out of itself, whatever its names are
 
 
 def by_form(make: Callable[[Kernel], MadeT]) -> Callable[[Kernel], MadeT]:
@@ -142,7 +143,9 @@ class _Renaming:
         ops = list(body.ops)
         for place in named:
             ops[place] = ops[place].renamed(self)
-        return Body(tuple(ops))
+        found, known = Body(tuple(ops)), vars(body)
+        vars(found).update((name, known[name]) for name in _NAMELESS if name in known)
+        return found
 
 
 def _alone(kernel: Kernel) -> Kernel:

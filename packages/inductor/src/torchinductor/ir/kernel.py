@@ -148,6 +148,16 @@ class Kernel:
         return tuple({op.buffer: None for op in stores})
 
     @cached_property
+    def read_set(self) -> frozenset[str]:
+        """Buffers that are loaded: asked for wherever operations are put in an order."""
+        return frozenset(self.reads)
+
+    @cached_property
+    def write_set(self) -> frozenset[str]:
+        """Buffers that are stored to."""
+        return frozenset(self.writes)
+
+    @cached_property
     def arguments(self) -> tuple[str, ...]:
         """The buffers in the order in which the kernel takes their pointers: written ones first."""
         return tuple(dict.fromkeys((*self.writes, *self.reads)))

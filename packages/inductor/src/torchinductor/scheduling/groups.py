@@ -22,8 +22,10 @@ class Group:
 
 def reads_of(operation: Operation) -> frozenset[str]:
     """Buffers that an operation reads."""
+    if isinstance(operation, Kernel):
+        return operation.read_set
     match operation:
-        case Kernel() | Template() | Bundle() | ExternCall():
+        case Template() | Bundle() | ExternCall():
             return frozenset(operation.reads)
         case SeedCall():
             return frozenset()
@@ -33,8 +35,10 @@ def reads_of(operation: Operation) -> frozenset[str]:
 
 def writes_of(operation: Operation) -> frozenset[str]:
     """Buffers that an operation writes."""
+    if isinstance(operation, Kernel):
+        return operation.write_set
     match operation:
-        case Kernel() | Template() | Bundle():
+        case Template() | Bundle():
             return frozenset(operation.writes)
         case ExternCall():
             return frozenset(o for o in operation.outputs if o is not None)

@@ -355,14 +355,17 @@ class _Fusion:
         first = loops_of(group.operation)
         if group.writes & writes or group.reads & writes:
             return False
-        if len(group.reads | group.writes | reads | writes) > self.options.max_buffers:
+        touched, most = (group.reads, group.writes, reads, writes), self.options.max_buffers
+        if sum(map(len, touched)) > most and len(set().union(*touched)) > most:
             return False
-        ops = sum(len(s.body.ops) for k in (first, operation) for s in k.stages)
+        bodies = [stage.body for kernel in (first, operation) for stage in kernel.stages]
+        ops, most = sum([len(body.ops) for body in bodies]), self.options.max_body
         # Two results of one operator have most of their bodies in common: the maximum of a window, and where it is.
-        alike = {*first.origins} == {*operation.origins} and not group.writes & reads
-        if ops > self.options.max_body * (4 if alike else 1):
+        if ops > most and (
+            ops > 4 * most or {*first.origins} != {*operation.origins} or not group.writes.isdisjoint(reads)
+        ):
             return False
-        return not any(s.body.scans for k in (first, operation) for s in k.stages)
+        return not any(body.scans for body in bodies)
 
     def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | Template | None:
         assert isinstance(group.operation, (Kernel, Template))
