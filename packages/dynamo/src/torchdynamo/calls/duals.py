@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 
 from primtorch.fake import FakeTensor
 from torchdynamo.calls.transforms import Body, Tensors, Transform, TransformedGraph, Transforms
-from torchdynamo.graph.recorder import function_name, tensors_in
+from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.regions import graph_module
+from torchdynamo.graph.targets import function_name
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, Rule
 from torchdynamo.outside.outside import Outside
