@@ -172,7 +172,7 @@ def _trained(model: Model, call: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("ahead", [0, 2, 4])
+@pytest.mark.parametrize("ahead", [0, 2, 4, 20])
 @pytest.mark.parametrize("run", [*ROUNDS, *WHOLE], ids=lambda run: run.__name__)
 def test_results_are_eager_s(run: Any, ahead: int) -> None:
     versions, told = [], []
@@ -188,6 +188,28 @@ def test_results_are_eager_s(run: Any, ahead: int) -> None:
         assert versions[0] == versions[1] and all(
             kinds - {"ambient_state"} == {"repeated_modules"} for kinds in told
         ), (versions, told)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("ahead", [0, 2, 4, 20])
+def test_an_iterator_that_outlives_its_loop(ahead: int, depth: int) -> None:
+    def program(model: Model, x: torch.Tensor) -> Any:
+        layers = iter(model.layers)
+        for layer in layers:
+            x = layer(x)
+            if layer.number == 5:
+                break
+        return x, layers
+
+    model = Model(program, depth)
+    twin = copy.deepcopy(model)
+    compiled, owner = _capture(model, ahead)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        (found, rest), (expected, others) = compiled(x), twin(x)
+        torch.testing.assert_close(found, expected)
+        assert [layer.number for layer in rest] == [layer.number for layer in others]
+    assert not owner.stats.fallbacks
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

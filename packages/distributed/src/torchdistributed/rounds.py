@@ -21,6 +21,7 @@ from torch import nn
 from torchdistributed.replicas import active_replica, weights_behind_tables
 
 _SHARE: Final = 4  # of a model's parameters a loop has to go over at least one in so many
+_AHEAD: Final = 4  # of a loop's rounds at most one in so many is compiled with what is in front of it
 _MOST_FORMS: Final = 3  # each takes a version or more of those that a function may have
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -44,7 +45,7 @@ class ReplicaRounds:
         """None, but where these are the layers of a model that DistributedDataParallel trains now: of few forms, and
         with a fair part of its parameters (the experts of one layer have not). Then how many first rounds are compiled
         with what is in front of the loop: those whose weights wait for a table's gradient, which one graph has to
-        compute (`tables_before_weights`), but no more than a quarter."""
+        compute (`tables_before_weights`)."""
         if len(modules) < self.least or not torch.is_grad_enabled():
             return None
         replicated = active_replica()
@@ -59,7 +60,7 @@ class ReplicaRounds:
             return None
         waiting = set(map(id, weights_behind_tables(replicated)))
         last = (at for at, module in enumerate(modules, 1) if any(id(p) in waiting for p in module.parameters()))
-        return min(max(last, default=0), len(modules) // _SHARE)
+        return min(max(last, default=0), len(modules) // _AHEAD)
 
 
 def forms(modules: Sequence[nn.Module]) -> int:

@@ -292,8 +292,9 @@ class Start:
     def __next__(self) -> object:
         if self.taken == self.ahead:
             return self.refuse(self)
+        item = next(itertools.islice(self.iterable, self.taken, None))
         self.taken += 1
-        return next(itertools.islice(self.iterable, self.taken - 1, None))
+        return item
 
     @property
     def native(self) -> type:

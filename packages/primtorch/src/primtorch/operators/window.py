@@ -215,8 +215,8 @@ def _overlap(kernel: Size, stride: Size, dilation: Size) -> int | None:
 
 
 def lower_max_pool_backward(rank: int) -> Rule:
-    """The rule of the gradient of max pools over so many dims: gathered where few windows overlap, else scattered."""
-    """Each position looks at the windows over it, and takes the gradients of those whose maximum it was."""
+    """The rule of the gradient of max pools over so many dims. Where few windows overlap, each position looks at those
+    over it, and takes the gradients of those whose maximum it was; else they are scattered."""
 
     def rule(
         b: Builder,

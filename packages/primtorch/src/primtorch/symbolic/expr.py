@@ -222,12 +222,7 @@ class IntExpr:
             term = _ONE
             for atom in monomial:
                 term = term * _substitute_atom(atom, values)
-            for m, c in term.terms.items():
-                value = terms.get(m, 0) + c * coefficient
-                if value:
-                    terms[m] = value
-                else:
-                    del terms[m]
+            _add(terms, term.terms, coefficient)
         return IntExpr(terms)
 
     def program(self) -> Program:
@@ -278,16 +273,21 @@ def atom_expr(atom: Atom) -> IntExpr:
     return IntExpr({(atom,): 1})
 
 
-def _combine(left: Mapping[Monomial, int], right: Mapping[Monomial, int], sign: int) -> IntExpr:
-    if not left and sign > 0:
-        return IntExpr(right)
-    terms = dict(left)
-    for monomial, coefficient in right.items():
-        value = terms.get(monomial, 0) + sign * coefficient
+def _add(terms: dict[Monomial, int], more: Mapping[Monomial, int], factor: int) -> None:
+    """Adds a multiple of a polynomial to another one's terms."""
+    for monomial, coefficient in more.items():
+        value = terms.get(monomial, 0) + factor * coefficient
         if value:
             terms[monomial] = value
         else:
             del terms[monomial]
+
+
+def _combine(left: Mapping[Monomial, int], right: Mapping[Monomial, int], sign: int) -> IntExpr:
+    if not left and sign > 0:
+        return IntExpr(right)
+    terms = dict(left)
+    _add(terms, right, sign)
     return IntExpr(terms)
 
 
