@@ -8,10 +8,10 @@
 Under torchrun each rank trains a case by each compiler from the same weights on the same batches. The last form starts
 torchrun for each case, compiles all cases at once, and measures them one after the other; a case that is not done in
 time is ended alone. Rows: losses against eager's, the median time of a step (the compilers take turns), the share of
-communication that work on any rank's device hides (from the profiler's intervals; what a kernel waits for another rank
-stands by itself, and so does what is sent while a rank that is ahead has nothing to do: they say how evenly the ranks
-went), peak memory, seconds until the graphs are final, stages of the backward, and whatever ran eagerly beyond what
-each case expects.
+communication that work on any rank's device hides (by CUPTI's records; what a kernel waits for another rank stands by
+itself, and so does what is sent while a rank that is ahead has nothing to do: they say how evenly the ranks went; the
+step's time while recorded says how far that is from a step without), peak memory, seconds until the graphs are final,
+stages of the backward, and whatever ran eagerly beyond what each case expects.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from gpu_intervals import Recorder
 
 # Multicast over NVLink stays off: a program that ends at the wrong moment leaves the switch in a state of its own.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -121,13 +123,6 @@ def total(intervals: Intervals) -> float:
 def is_communication(name: str) -> bool:
     """By a device kernel's name. Copies into and out of the buffers are work like any other."""
     return name.startswith(("ncclDevKernel", "ncclKernel"))
-
-
-def on_device(trace: dict[str, Any]) -> Events:
-    """What a profiler's trace says that the device did; times count from one moment for all processes of a host."""
-    done = [event for event in trace["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    base = trace.get("baseTimeNanoseconds", 0) * 1e-3
-    return [(event["name"], base + event["ts"], base + event["ts"] + event["dur"]) for event in done]
 
 
 def transfers(ranks: Sequence[Events]) -> list[Intervals]:
@@ -353,7 +348,7 @@ class Bench:
             print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
 
     def measure(self) -> list[dict[str, Any]]:
-        """Times in turns, then memory and a profile of each."""
+        """Times in turns, then memory and what runs when in each."""
         for _ in range(self.steps):
             for candidate in self.candidates:
                 for number in range(3):
@@ -374,10 +369,12 @@ class Bench:
             pairs = zip(row["losses"], eager["losses"], strict=True)  # type: ignore[index]
             row["off"] = max(abs(a - b) / abs(b) for a, b in pairs)
         self._print(rows)
-        for candidate in self.candidates:
-            candidate.row.update(self._profiled(candidate))
-            self.say(f"{candidate.compiler}: profiled")
-        self._print(rows)
+        if self.cuda:
+            self.recorder = Recorder()
+            for candidate in self.candidates:
+                candidate.row.update(self._profiled(candidate))
+                self.say(f"{candidate.compiler}: profiled")
+            self._print(rows)
         return rows
 
     def _print(self, rows: list[dict[str, Any]]) -> None:
@@ -401,32 +398,20 @@ class Bench:
             row["peak_mb"] = (torch.cuda.max_memory_allocated() - before + row["held"]) / 2**20
 
     def _profiled(self, candidate: Candidate) -> dict[str, Any]:
-        from torch.profiler import ProfilerActivity, profile, schedule
-
-        if not self.cuda:
-            return {}
-        events: Events = []
-
-        def read(profiled: Any) -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                profiled.export_chrome_trace(f"{folder}/trace.json")
-                events.extend(on_device(json.loads(Path(f"{folder}/trace.json").read_text())))
-
-        turns = schedule(wait=0, warmup=1, active=1, repeat=1)
-        with profile(activities=[ProfilerActivity.CUDA], schedule=turns, on_trace_ready=read) as profiled:
-            self.step(candidate, 0)  # the profiler begins, which takes each rank another time
-            self.synchronize()
-            profiled.step()
-            for number in range(PROFILED):
-                self.dist.barrier(self.on_hosts)  # a rank whose host is slower would fall back further in every step
-                self.step(candidate, number)
-            self.synchronize()
-            profiled.step()
+        self.step(candidate, 0)  # behind another compiler's
+        self.synchronize()
+        self.recorder.take()
+        started = time.perf_counter()
+        for number in range(PROFILED):
+            self.dist.barrier(self.on_hosts)  # a rank whose host is slower would fall back further in every step
+            self.step(candidate, number)
+        self.synchronize()
+        recorded = (time.perf_counter() - started) * 1e3 / PROFILED
         ranks: list[Any] = [None] * self.world
-        self.dist.all_gather_object(ranks, events)
+        self.dist.all_gather_object(ranks, self.recorder.take())
         if self.events and self.rank == 0:
             (self.events / f"{self.name}-{candidate.compiler}.json").write_text(json.dumps(ranks))
-        return hidden(ranks)
+        return {**hidden(ranks), "recorded_ms": recorded}
 
     def _link(self) -> dict[int, float]:
         """Milliseconds of an all-reduce by its bytes, with nothing beside it."""
@@ -554,23 +539,24 @@ def _wait(done: Callable[[], bool], end: float) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     head = (
-        "| case | compiler | ms a step | eager's / it | loss off eager's | communication ms | hidden | exposed ms "
-        "| idle beside ms | waits ms | compute ms | peak MiB | first step s | four steps s "
+        "| case | compiler | ms a step | recorded | eager's / it | loss off eager's | communication ms | hidden "
+        "| exposed ms | idle beside ms | waits ms | compute ms | peak MiB | first step s | four steps s "
         "| graphs, stages, surprises |"
     )
-    lines = [head, "|---" * 15 + "|"]
+    lines = [head, "|---" * 16 + "|"]
     for row in rows:
         if "failed" in row:
             last = row["failed"].strip().splitlines()[-1:] or ["no output"]
-            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 13)
+            lines.append(f"| {row['case']} | failed: {last[0][:200]} |" + " |" * 14)
             continue
         told = f"{row['graphs']}, {row['stages']}, {len(row['surprises'])}" if "graphs" in row else "-"
         share = f"{row['hidden_ms'] / row['sent_ms']:.0%}" if row.get("sent_ms") else "-"
         names = ("exposed_ms", "idle_ms", "waited_ms", "computed_ms")
         sent, *others = (f"{row[name]:.2f}" if name in row else "-" for name in ("sent_ms", *names))
+        recorded = f"{row['recorded_ms']:.2f}" if "recorded_ms" in row else "-"
         peak = f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-"
         lines.append(
-            f"| {row['case']} | {row['compiler']} | {row['ms']:.2f} | {row.get('ratio', 1):.2f} "
+            f"| {row['case']} | {row['compiler']} | {row['ms']:.2f} | {recorded} | {row.get('ratio', 1):.2f} "
             f"| {row.get('off', 0):.1e} "
             f"| {sent} | {share} | {' | '.join(others)} | {peak} | {row['first_s']:.1f} "
             f"| {row['warm_s']:.1f} | {told} |"
@@ -589,7 +575,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="for all of it, without torchrun")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to, without torchrun")
     parser.add_argument("--log", help="folder for each case's output, without torchrun")
-    parser.add_argument("--events", type=Path, help="folder for what was profiled: each rank's [name, begin, end], us")
+    parser.add_argument("--events", type=Path, help="folder for what was recorded: each rank's [name, begin, end], us")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:

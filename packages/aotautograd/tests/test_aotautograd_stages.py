@@ -114,7 +114,7 @@ def test_a_stage_is_done_before_the_next_begins(opset: Any) -> None:
     for place, tensor in enumerate(inputs):
         tensor.register_post_accumulate_grad_hook(lambda t, place=place: events.append(f"gradient {place}"))
     compiled(*inputs)[0].sum().backward()
-    assert events == [text for place in (3, 2, 1, 0) for text in ("graph", f"gradient {place}")]
+    assert events == ["graph", "gradient 3", "graph", "gradient 2", "graph", "gradient 0", "gradient 1"]
 
 
 @pytest.mark.parametrize("groups", [[range(8)], [[5, 1, 6, 2, 7]], [[7, 0, 3], [6, 5, 4, 2, 1]]])
@@ -126,8 +126,8 @@ def test_gradients_of_a_group_come_in_its_order(groups: Sequence[Sequence[int]])
         tensor.register_post_accumulate_grad_hook(lambda t, place=place: came.append(place))
     for _ in range(2):
         compiled(*inputs)[0].sum().backward()
-        order = [place for group in groups for place in group]
-        assert came[: len(order)] == order and sorted(came) == list(range(8))
+        ahead, last = [place for group in groups[:-1] for place in group], list(groups[-1])
+        assert came[: len(ahead)] == ahead and came[-len(last) :] == last and sorted(came) == list(range(8))
         came.clear()
 
 
@@ -283,4 +283,4 @@ def test_a_gradient_that_is_an_earlier_one_repeated_is_dense() -> None:
         call(*inputs)[0].sum().backward()
         results.append([t.grad for t in inputs])
     torch.testing.assert_close(results[1], results[0])
-    assert layouts == [[], [], [(18, 6, 1)]]
+    assert layouts == [[], [(18, 6, 1)]]

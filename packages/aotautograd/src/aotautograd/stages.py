@@ -47,21 +47,24 @@ class Stage:
 
 
 def stages_of(inputs: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The stage of each input's gradient; inputs of no group come last. Empty where there is one stage."""
+    """The stage of each input's gradient; inputs of no group come with the last. Empty where there is one stage."""
     group_of = {place: number for number, group in enumerate(groups) for place in group}
-    found = [group_of.get(place, len(groups)) for place in inputs]
+    found = [group_of.get(place, len(groups) - 1) for place in inputs]
     numbers = {group: stage for stage, group in enumerate(sorted(set(found)))}
     return tuple(numbers[group] for group in found) if len(numbers) > 1 else ()
 
 
 def turns_of(inputs: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """For each input's gradient its stage, and its turn among all that are handed to autograd; those of inputs of no
-    group come together, and last. Empty without groups."""
+    """For each input's gradient its stage, and its turn among all that are handed to autograd. Those of inputs of no
+    group come together, and before those of the last group: what made these inputs goes on while somebody sees to
+    these. Empty without groups."""
     if not groups:
         return ()
-    turn_of = {place: turn for turn, place in enumerate(place for group in groups for place in group)}
+    ahead = [place for group in groups[:-1] for place in group]
+    turn_of = {place: turn for turn, place in enumerate(ahead)}
+    turn_of |= {place: turn for turn, place in enumerate(groups[-1], len(ahead) + 1)}
     stages = stages_of(inputs, groups) or (0,) * len(inputs)
-    turns = (turn_of.get(place, len(turn_of)) for place in inputs)
+    turns = (turn_of.get(place, len(ahead)) for place in inputs)
     return tuple(zip(stages, turns, strict=True))
 
 
