@@ -169,6 +169,39 @@ def test_requests_of_a_process_that_dies_or_is_ended_are_told(tmp_path: Path) ->
     compiler.close()
 
 
+def forks_of(process: int) -> set[int]:
+    """The processes that one has started and that run."""
+    started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {int(p) for p in started if " Z " not in Path(f"/proc/{p}/stat").read_text()}
+
+
+def test_forks_serve_several_kernels_and_one_that_dies_takes_its_own_along() -> None:
+    compiler = TritonCompiler(90, workers=2)
+    good = [source for number in range(20, 25) for source in sources(number)]
+    requests = [compiler._request(compiler.key(source), source) for source in good]
+    deadly = {**requests[0], "text": "import os\nos.kill(os.getpid(), 9)\n", "name": "none"}
+    seen: set[int] = set()
+    compiler.compile(sources(19))  # it starts others while it gets ready
+    replies = compiler._server.ask([*requests[:4], deadly, *requests[4:]])
+    server = compiler._server.process
+    assert server is not None
+    for reply in replies:
+        while not reply.done():
+            assert len(now := forks_of(server.pid)) <= 2
+            seen |= now
+            time.sleep(0.001)
+    told = [reply.result().get("error", "") for reply in replies]
+    assert [bool(text) for text in told] == [place == 4 for place in range(len(replies))], told
+    assert told[4] == "the compiling process ended with status 9"
+    assert 2 <= len(seen) <= 4  # two, and who took the place of the one that died
+    until = time.monotonic() + SECONDS
+    while forks_of(server.pid):  # they do not wait for ever
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert [len(compiler._server.ask(requests[:1])[0].result())] == [0]
+    compiler.close()
+
+
 def test_what_another_process_did_not_come_to_is_compiled_at_once(tmp_path: Path) -> None:
     """All that it had the turn of is asked for together, when it has let go."""
     wanted, folder = [*sources(13), *sources(14)], tmp_path / "cache"

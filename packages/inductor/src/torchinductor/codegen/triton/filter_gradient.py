@@ -200,7 +200,9 @@ class _Writer(Writer):
                 for x in steps:
                     at, rest = divmod(column - x * template.dilation[1], template.stride[1])
                     if not rest and 0 <= at < self.places:
-                        self.line(f"sum{y}_{x} += slope{at} * value")
+                        # The machine's own operation in any case, and half as many: to find out which loads lie alike,
+                        # Triton goes through all operations that lead to one of them, for each.
+                        self.line(f"sum{y}_{x} = tl.fma(slope{at}, value, sum{y}_{x})")
 
     def check(self, name: str, dim: int, away: int) -> None:
         """A mask of the pieces that lie within the image so far from their corners, where not all surely do."""

@@ -1,13 +1,16 @@
 """Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
 Started by path with a plain interpreter, so it imports triton and nothing else; its arguments are the architecture and
-how many requests are served at a time. Each is served by a fork, which finds triton imported and warm. A request has
+how many requests are served at a time. They are served by forks, which find triton imported and warm: as many as that,
+and a fork takes the next request when it is done with one, since the pages that it has to make its own take longer than
+half a kernel. A request has
 `id` (of the reply too), `source` (a file) and `text` (what is in it), `name`, `signature` ([[parameter, type], ...],
 pointers first), `divisors` ([[position, number], ...]: what integers are multiples of), `warps`, `stages`, `arch` and
 `target` (path of the result without suffix). The binary goes to `target`.cubin, then what launching needs to
 `target`.json; all files appear by atomic rename."""
 
 import collections
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -16,10 +19,12 @@ import os
 import re
 import select
 import signal
+import struct
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -29,6 +34,10 @@ from triton._C.libtriton import llvm, nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.cache import FileCacheManager
+
+IDLE_SECONDS = 3.0  # for which a fork waits for more to do: a backward is lowered in less
+MOST_KERNELS = 24  # that a fork serves
+_DONE = struct.Struct("q")
 
 
 class Request(TypedDict):
@@ -47,8 +56,8 @@ class Request(TypedDict):
 
 
 class Intermediate(FileCacheManager):
-    """Triton's cache, in which a fork of this process alone reads what it has written itself: that a file appears
-    whole takes a folder each, which is a fifteenth of the time of a kernel."""
+    """Triton's cache, in which a fork alone reads what it has written: that a file appears whole takes a folder each,
+    which is a fifteenth of the time of a kernel."""
 
     def put(self, data: str | bytes, filename: str, binary: bool = True) -> str:
         """Writes a file of the kernel; where it is."""
@@ -150,30 +159,101 @@ def reply(pipe: int, number: int, content: dict[str, str]) -> None:
     os.write(pipe, line + b"\n")
 
 
-def fork(number: int, request: Request, pipe: int) -> int:
-    """Starts serving a request; returns the process."""
-    process = os.fork()
-    if process:
-        return process
-    status = 1
-    try:
+@dataclass(eq=False)
+class Server:
+    """A fork, the pipe by which it is given requests, and what it is serving."""
+
+    process: int
+    requests: int
+    serving: int | None = None
+    served: int = 0
+
+    def give(self, number: int, request: Request) -> None:
+        """Hands it a request: it is idle, and reads."""
+        self.serving = number
+        self.served += 1
+        rest = memoryview(json.dumps([number, request]).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it has died, which the parent is told of
+            while rest:
+                rest = rest[os.write(self.requests, rest) :]
+
+    def end(self) -> None:
+        """Lets it end once it is done."""
+        os.close(self.requests)
+
+
+class Pool:
+    """The forks, no more than `most` at a time. They reply to `pipe`, and tell by `free` who is done."""
+
+    def __init__(self, most: int, pipe: int) -> None:
+        self.most, self.pipe = most, pipe
+        self.free, self._done = os.pipe()
+        self.servers: dict[int, Server] = {}
+
+    @property
+    def serving(self) -> bool:
+        """Whether one is at work."""
+        return any(server.serving is not None for server in self.servers.values())
+
+    def idle(self) -> Server | None:
+        """One that can take a request; None where all that may be are at work."""
+        server = next((server for server in self.servers.values() if server.serving is None), None)
+        if server is None and len(self.servers) < self.most:
+            server = self._fork()
+            self.servers[server.process] = server
+        return server
+
+    def freed(self) -> None:
+        """Reads who is done. One that has served its number ends: what Triton keeps of each kernel is never looked
+        through, which would take a tenth of the time."""
+        for (process,) in struct.iter_unpack("q", os.read(self.free, _DONE.size << 8)):
+            server = self.servers.get(process)
+            if server is not None:
+                server.serving = None
+                if server.served >= MOST_KERNELS:
+                    del self.servers[process]
+                    server.end()
+
+    def end_idle(self) -> None:
+        """Ends those that have nothing to do."""
+        for server in [server for server in self.servers.values() if server.serving is None]:
+            del self.servers[server.process]
+            server.end()
+
+    def reap(self) -> None:
+        """Reports what those were serving that ended without a reply."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                server = self.servers.pop(ended[0], None)
+                if server is not None:
+                    server.end()
+                    if server.serving is not None:
+                        told = f"the compiling process ended with status {ended[1]}"
+                        reply(self.pipe, server.serving, {"error": told})
+
+    def _fork(self) -> Server:
+        requests, given = os.pipe()
+        process = os.fork()
+        if process:
+            os.close(requests)
+            return Server(process, given)
+        status = 1
+        try:
+            for pipe in (given, *(other.requests for other in self.servers.values())):
+                os.close(pipe)  # else it would not see the end of its own
+            self._serve(requests)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _serve(self, requests: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        reply(pipe, number, serve(request))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def reap(running: dict[int, int], pipe: int) -> None:
-    """Reports processes that ended without a reply."""
-    while running:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process == 0:
-            return
-        number = running.pop(process)
-        if status != 0:
-            reply(pipe, number, {"error": f"the compiling process ended with status {status}"})
+        with os.fdopen(requests) as lines:
+            for line in lines:
+                number, request = json.loads(line)
+                reply(self.pipe, number, serve(request))
+                os.write(self._done, _DONE.pack(os.getpid()))
 
 
 def told_of_ends() -> int:
@@ -196,20 +276,23 @@ def main() -> None:
     warm(int(sys.argv[1]))
     gc.collect()
     gc.freeze()
-    gc.disable()  # a fork ends with its kernel: to look through what the compiler made would take a tenth of its time
-    parallel, ended = int(sys.argv[2]), told_of_ends()
-    running: dict[int, int] = {}  # process -> request
+    gc.disable()  # a fork ends soon: to look through what the compiler made would take a tenth of its time
+    pool, ended = Pool(int(sys.argv[2]), pipe), told_of_ends()
     asked: collections.deque[Request] = collections.deque()
     text, last = b"", False
-    while not last or running:
-        while asked and not last and len(running) < parallel:
+    while not last or pool.serving:
+        while asked and not last and (server := pool.idle()) is not None:
             request = asked.popleft()
-            number = request.pop("id")  # type: ignore[typeddict-item]
-            running[fork(number, request, pipe)] = number
-        ready, _, _ = select.select([ended] if last else [0, ended], [], [])
+            server.give(request.pop("id"), request)  # type: ignore[typeddict-item]
+        watched = [pool.free, ended] if last else [0, pool.free, ended]
+        ready, _, _ = select.select(watched, [], [], IDLE_SECONDS if pool.servers else None)
+        if not ready:
+            pool.end_idle()
+        if pool.free in ready:  # before those that ended: it may have been done by then
+            pool.freed()
         if ended in ready:
             os.read(ended, 1 << 12)
-            reap(running, pipe)
+            pool.reap()
         if 0 in ready:
             piece = os.read(0, 1 << 16)
             if not piece:
