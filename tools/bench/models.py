@@ -288,7 +288,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "failed" in row:
             lines.append(f"{start} failed: {row['failed']} | | | | | | | |")
             continue
-        peak = f"{row['peak_mb']:.0f} ({row['eager_peak_mb']:.0f})" if row.get("peak_mb") else "-"
+        peak = f"{row['peak_mb']:.1f} ({row['eager_peak_mb']:.1f})" if row.get("peak_mb") else "-"
         counts = ", ".join(str(row[name]) for name in COUNTS) if "graphs" in row else "-"
         lines.append(
             f"{start} {row['eager_ms']:.2f} | {row['ms']:.2f} | {row['ratio']:.2f} | {row['first_s']:.1f} "
