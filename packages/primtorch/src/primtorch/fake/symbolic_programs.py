@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def block_diag(tensors: Sequence[Tensor]) -> Tensor:
-    """Each block's rows, with zeros on both sides, one block under the other."""
+    """Blocks along the diagonal of zeros."""
     for t in tensors:
         if t.dim() > 2:
             raise RuntimeError(f"torch.block_diag: Input tensors must have 2 or fewer dimensions, not {t.dim()}")
@@ -28,12 +28,14 @@ def block_diag(tensors: Sequence[Tensor]) -> Tensor:
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
     blocks = [t.expand(1, 1) if t.dim() == 0 else t.unsqueeze(0) if t.dim() == 1 else t for t in tensors]
-    widths = [block.shape[1] for block in blocks]
-    rows = []
-    for number, block in enumerate(blocks):
-        beside = [sum(widths[:number]), sum(widths[number + 1 :]), 0, 0]
-        rows.append(aten.constant_pad_nd.default(block.to(dtype), beside))
-    return torch.cat(rows)
+    rows, columns = (sum(block.shape[d] for block in blocks) for d in (0, 1))
+    result = torch.zeros(rows, columns, dtype=dtype, device=tensors[0].device)
+    row, column = 0, 0
+    for block in blocks:
+        high, wide = block.shape
+        result.narrow(0, row, high).narrow(1, column, wide).copy_(block)
+        row, column = row + high, column + wide
+    return result
 
 
 def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -41,7 +43,7 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
     if indices.dtype is not torch.int64:
         raise RuntimeError("torch.take_along_dim(): dtype of indices should be Long")
     if dim is None:
-        return x.reshape(-1).gather(0, indices.reshape(-1))
+        return x.view(-1).gather(0, indices.view(-1))
     if x.dim() != indices.dim():
         raise RuntimeError(
             "torch.take_along_dim(): input and indices should have the same number of dimensions, "

@@ -42,7 +42,7 @@ class Convolution:
     dilation: Sequence[Size]
     transposed: bool
     output_padding: Sequence[Size]
-    groups: int
+    groups: Size
 
     def library(self, image: TensorLike, filters: TensorLike) -> str:
         """The name of what PyTorch computes it by."""
@@ -50,7 +50,7 @@ class Convolution:
             return "Cudnn"
         sizes = (_hints(values) for values in (image.shape, filters.shape, self.stride, self.padding, self.dilation))
         threads = torch.get_num_threads(), torch.backends.mkldnn.enabled
-        rest = self.transposed, _hints(self.output_padding), self.groups
+        rest = self.transposed, _hints(self.output_padding), hint_of(self.groups, _SOME)
         return _chosen(image.dtype, *sizes, *rest, *threads)
 
 
