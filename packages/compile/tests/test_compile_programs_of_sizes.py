@@ -35,7 +35,6 @@ PROGRAMS: dict[str, Program] = {
     "cumprod with zeros": lambda x, y: torch.where(y > 1, 0, x).cumprod(0),
     "multi_dot": lambda x, y: torch.linalg.multi_dot([x, y.t(), x]),
     "multi_dot of vectors": lambda x, y: torch.linalg.multi_dot([x[:, 0], y, x[0]]),
-    "sgn": lambda x, y: x.sgn() * y + x,
     "unsafe_chunk": lambda x, y: torch.cat([part.sum(0, keepdim=True) for part in x.unsafe_chunk(2)]),
     "mvlgamma": lambda x, y: (x.abs() + 3).mvlgamma(2),
     "cosine_embedding_loss": lambda x, y: F.cosine_embedding_loss(x, y, (y[:, 0] > 0).to(y.dtype) * 2 - 1),
@@ -91,10 +90,10 @@ def test_one_graph_for_all_sizes(name: str, dtype: torch.dtype) -> None:
     assert len(of(LEDGER.events, Effect.RECOMPILE)) < versions, f"seed {seed}: {LEDGER.events}"
 
 
-@pytest.mark.parametrize("window", [None, 7, 10])
-def test_spectra_of_signals_of_any_length(window: int | None) -> None:
+@pytest.mark.parametrize("window", [7, 10])
+def test_spectra_of_signals_of_any_length(window: int) -> None:
     def program(x: Tensor) -> Tensor:
-        hann = None if window is None else torch.hann_window(window, dtype=x.dtype)
+        hann = torch.hann_window(window, dtype=x.dtype)
         return torch.stft(x, 10, 3, window, hann, onesided=True, return_complex=True).abs()
 
     LEDGER.clear()

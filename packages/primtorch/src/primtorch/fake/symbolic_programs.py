@@ -28,14 +28,13 @@ def block_diag(tensors: Sequence[Tensor]) -> Tensor:
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
     blocks = [t.expand(1, 1) if t.dim() == 0 else t.unsqueeze(0) if t.dim() == 1 else t for t in tensors]
-    rows, columns = (sum(block.shape[d] for block in blocks) for d in (0, 1))
-    result = torch.zeros(rows, columns, dtype=dtype, device=tensors[0].device)
-    row, column = 0, 0
-    for block in blocks:
-        high, wide = block.shape
-        result.narrow(0, row, high).narrow(1, column, wide).copy_(block)
-        row, column = row + high, column + wide
-    return result
+    widths = [block.shape[1] for block in blocks]
+    rows = []
+    for number, block in enumerate(blocks):
+        beside = [block.new_zeros(block.shape[0], width, dtype=dtype) for width in widths]
+        beside[number] = block.to(dtype)
+        rows.append(torch.cat(beside, 1))
+    return torch.cat(rows)
 
 
 def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -93,7 +92,8 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tenso
     of_zero = (grad * without).masked_fill(before.ne(1), 0).sum(dim, keepdim=True)
     found = torch.where(first, of_zero, beside.masked_fill(before.ne(0), 0))
     any_zero = zero.any()
-    return torch.where(any_zero, found, sum_from(grad * output.conj()) / torch.where(any_zero, one, conjugate))
+    quotient = sum_from(grad * output.conj()) / torch.where(any_zero, one, conjugate)
+    return torch.where(any_zero, found, quotient).contiguous()
 
 
 def unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
@@ -123,14 +123,14 @@ def stft(
     length = n_fft if win_length is None else win_length
     if align_to_window or return_complex is None or not _is_framed(signal, n_fft, hop, length, window):
         return NotImplemented
-    if window is None and length < n_fft:
-        window = torch.ones(length, dtype=signal.dtype, device=signal.device)
-    if window is not None and length < n_fft:
+    assert window is not None
+    if length < n_fft:
         left = (n_fft - length) // 2
         window = aten.constant_pad_nd.default(window, [left, n_fft - length - left])
     rows = signal.unsqueeze(0) if signal.dim() == 1 else signal
-    frames = rows.unfold(1, n_fft, hop)
-    frames = frames if window is None else frames * window
+    count = 1 + (rows.shape[1] - n_fft) // hop
+    batch, step = rows.stride()
+    frames = rows.as_strided((rows.shape[0], count, n_fft), (batch, hop * step, step)) * window
     if frames.is_complex():
         if onesided:
             return NotImplemented
@@ -142,18 +142,14 @@ def stft(
     return spectra if return_complex else torch.view_as_real(spectra)
 
 
-def sgn(x: Tensor) -> Tensor:
-    """Of real numbers the sign, whose derivative needs no sizes."""
-    return NotImplemented if x.is_complex() else x.sign()
-
-
 def _is_framed(signal: Tensor, n_fft: int, hop: int, length: int, window: Tensor | None) -> bool:
-    """Whether the signal has a frame, and the numbers are what eager takes."""
+    """Whether the signal has a frame, there is a window (of a missing one eager warns), and the numbers are what eager
+    takes."""
     fits = signal.dim() in (1, 2) and signal.numel() != 0 and (signal.is_floating_point() or signal.is_complex())
     numbers = all(isinstance(one, int) for one in (n_fft, hop, length))
     if not fits or not numbers or not (0 < length <= n_fft and hop > 0) or signal.shape[-1] < n_fft:
         return False
-    return window is None or (window.dim() == 1 and tuple(window.shape) == (length,))
+    return window is not None and window.dim() == 1 and tuple(window.shape) == (length,)
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
@@ -184,7 +180,6 @@ PROGRAMS: Final[dict[str, Callable[..., object]]] = {
     "masked_select_backward": masked_select_backward,
     "cumprod_backward": cumprod_backward,
     "unsafe_chunk": unsafe_chunk,
-    "sgn": sgn,
     "stft": stft,
     "linalg_multi_dot": multi_dot,
 }
