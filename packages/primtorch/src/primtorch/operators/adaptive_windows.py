@@ -15,7 +15,7 @@ from primtorch.families import Family, Refusal, Rule
 from primtorch.layout import product, suggests_channels_last
 from primtorch.operators.build import per_dim
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch
-from primtorch.operators.taps import Taps, tapped, windows
+from primtorch.operators.taps import Taps, spread_windows, tapped, windows
 from primtorch.operators.window import (
     LAID_OUT,
     equal_windows,
@@ -119,7 +119,11 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
         taps = _window_taps(b, grad.shape[first:], x.shape[first:], x.device)
         if taps is not None:
             return tapped(b, g / _lengths(b, x.shape[first:], grad.shape[first:], g), taps).to(grad.dtype)
-        return _sums(b, g / _lengths(b, x.shape[first:], grad.shape[first:], g), x.shape[first:]).to(grad.dtype)
+        shares, out = g / _lengths(b, x.shape[first:], grad.shape[first:], g), x.shape[first:]
+        if all(n >= size for size, n in zip(grad.shape[first:], out, strict=True)):  # none is in more than two windows
+            spread = (spread_windows(b, size, n, x.device) for size, n in zip(grad.shape[first:], out, strict=True))
+            return tapped(b, shares, list(spread)).to(grad.dtype)
+        return _sums(b, shares, out).to(grad.dtype)
 
     return rule
 

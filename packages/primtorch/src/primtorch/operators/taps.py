@@ -39,7 +39,7 @@ class Taps:
             multiplied by zero.
     """
 
-    rows: int
+    rows: Size
     count: int
     place: Callable[[int], Value]
     weight: Callable[[int], Value | None]
@@ -100,6 +100,13 @@ def windows(b: Builder, size: int, out: int, device: torch.device) -> Taps | Non
         lambda tap: None,
         lambda tap: None if tap < min(lengths) else first + tap <= last,
     )
+
+
+def spread_windows(b: Builder, size: Size, out: Size, device: torch.device) -> Taps:
+    """Such windows where there are at least as many of them as elements: of one or two."""
+    i = b.iota(out, device)
+    first, last = (i * size) // out, ((i + 1) * size + (out - 1)) // out - 1
+    return Taps(out, 2, lambda tap: last if tap else first, lambda tap: None, lambda tap: last > first if tap else None)
 
 
 # --- interpolation ---------------------------------------------------------------------------------
