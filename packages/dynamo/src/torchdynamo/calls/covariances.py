@@ -28,7 +28,7 @@ def rules(recorder: Recorder) -> Iterator[tuple[object, Rule]]:
 
     def corrcoef(fn: object, args: Args, kwargs: Kwargs) -> object:
         x = (*args, *kwargs.values())[0] if len(args) + len(kwargs) == 1 else None
-        found = _covariance(recorder, x) if _is_plain((x,), {}) else None
+        found = _covariance(recorder, x) if isinstance(x, FakeTensor) and _is_plain((x,), {}) else None
         return MISSING if found is None else _correlation(found)
 
     for function, rule in ((torch.cov, cov), (torch.corrcoef, corrcoef)):

@@ -6,7 +6,7 @@ Each is made of eager's operators in eager's order, so that results round alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -117,7 +117,7 @@ def stft(
     onesided: bool | None = None,
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
-) -> Tensor:
+) -> Any:
     """Spectra of frames; a frame for each hop, however long the signal is."""
     hop = n_fft // 4 if hop_length is None else hop_length
     length = n_fft if win_length is None else win_length
@@ -152,7 +152,7 @@ def _is_framed(signal: Tensor, n_fft: int, hop: int, length: int, window: Tensor
     return window is not None and window.dim() == 1 and tuple(window.shape) == (length,)
 
 
-def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+def multi_dot(tensors: Sequence[Tensor]) -> Any:
     """Products of matrices, of three in the cheaper order."""
     ranks = [t.dim() for t in tensors]
     if len(tensors) not in (2, 3) or any(r != 2 for r in ranks[1:-1]) or any(r not in (1, 2) for r in ranks):

@@ -30,11 +30,11 @@ _NAMES = (
 _NARROW_NAMES = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cauchy", "ceil", "celu", "cos", "cosh", "deg2rad",
     "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "gelu", "i0", "leaky_relu",
-    "lgamma", "log", "log10", "log1p", "log2", "log_normal", "mish", "neg", "normal", "rad2deg", "reciprocal", "rsqrt", "sgn",
-    "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "lgamma", "log", "log10", "log1p", "log2", "log_normal", "mish", "neg", "normal", "rad2deg", "reciprocal",
+    "rsqrt", "sgn", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
-"""Operators whose kernels of the Meta key copy to the target what they compute in another dtype, and read its strides as
-numbers for that."""
+"""Operators whose kernels of the Meta key copy to the target what they compute in another dtype, and read its strides
+as numbers for that."""
 _OTHERWISE_COMPUTED = frozenset({torch.bfloat16, torch.float16, torch.complex32, torch.complex64, torch.complex128})
 _KEPT = frozenset({aten.div_.Tensor, aten.div_.Scalar})
 """Overloads of these whose kernels take symbols."""

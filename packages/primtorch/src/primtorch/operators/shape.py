@@ -11,6 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, PerDim, TensorLike
 from primtorch.builder import Builder, Value, same_size
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Refusal, Rule, Trait
 from primtorch.layout import (
     channels_last_strides,
@@ -100,7 +101,7 @@ def _roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> Tens
     if any(map(is_empty, shape)):
         return strided(x, shape, dense_like(shape, x.stride()))
     # On the CPU the pieces are joined by cat, which keeps channels_last where none of them is empty.
-    if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
+    if dims and Fact.ROLLS_BY_CAT.on(x.device) and suggests_channels_last(shape, x.stride()):
         moves = shifts if isinstance(shifts, list | tuple) else (shifts,)
         along = dims if isinstance(dims, list | tuple) else (dims,)
         if not any(move % shape[dim] == 0 for move, dim in zip(moves, along, strict=True)):

@@ -126,8 +126,8 @@ class Positions:
         return (out * self.step + self.start) // self.parts
 
     def interpolation(self, b: Builder, like: Value) -> Taps:
-        """Between the two elements on both sides: of places at an element that one, and the next with a weight of 0, which
-        an infinite one shows. Where no size changes, eager takes each element twice, with weights of 1 and 0."""
+        """Between the two elements on both sides: at an element that one, and the next with a weight of 0, which shows
+        what is infinite there. Where no size changes, eager takes each element twice, with weights of 1 and 0."""
         device, last = like.device, self.size - 1
         if self.size == self.out:
             return self._twice(b, like)
@@ -186,8 +186,8 @@ class Positions:
         return Taps(self.size, count + len(beside), place, weight, inside)
 
     def _beside(self) -> list[tuple[int, int]]:
-        """Elements that are a place's second one with a weight of 0, and the place: the second element, of places in front
-        of the first, and the last, of those at the last."""
+        """Elements that are a place's second one with a weight of 0, and the place: the second element, of places in
+        front of the first, and the last, of those at the last."""
         last = self.size - 1
         places = [out * self.step + self.start for out in range(self.out)]
         in_front = [(min(1, last), out) for out, place in enumerate(places) if place < 0]

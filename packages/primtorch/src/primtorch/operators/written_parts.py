@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -44,18 +45,20 @@ def part_of(b: Builder, x: Value, dim: int, start: Size, stop: Size) -> Value:
 def _found(b: Builder, x: Value, dim: int, start: Size, stop: Size) -> Value | None:
     """What was written there, None where nothing was; also through what was sliced and joined along another dim."""
     parts, node = _parts(b, x, dim) or (), x.node
+    args: Any = node.args
     if len(parts) > 1:
         one = next((p for p in parts if _at_most(p.start, start) and _at_most(stop, p.stop)), None)
         if one is None:
             return None
         first = one.offset + (start - one.start)
         return part_of(b, one.value, dim, first, first + (stop - start))
-    if node.target is prims.slice and node.args[1] != dim and node.args[4] == 1:
-        inner = _found(b, _value(b, node.args[0]), dim, start, stop)
-        return None if inner is None else inner.slice(node.args[1], _size(node.args[2]), _size(node.args[3]))
-    if node.target is prims.cat and node.args[1] != dim and len(node.args[0]) <= _MOST:
-        joined = [_found(b, _value(b, value), dim, start, stop) for value in node.args[0]]
-        return None if None in joined else b.cat(joined, node.args[1])
+    if node.target is prims.slice and args[1] != dim and args[4] == 1:
+        inner = _found(b, _value(b, args[0]), dim, start, stop)
+        return None if inner is None else inner.slice(args[1], _size(args[2]), _size(args[3]))
+    if node.target is prims.cat and args[1] != dim and len(args[0]) <= _MOST:
+        sliced = (_found(b, _value(b, value), dim, start, stop) for value in args[0])
+        joined = [value for value in sliced if value is not None]
+        return b.cat(joined, args[1]) if len(joined) == len(args[0]) else None
     return None
 
 
