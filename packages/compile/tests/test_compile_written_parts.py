@@ -61,7 +61,9 @@ def test_drawn_writes(dynamic: bool) -> None:
             for ours, theirs in zip(*found, strict=True):
                 assert (ours is None) == (theirs is None), f"seed {seed}: {writes}"
                 if theirs is not None:
-                    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=lambda m: f"seed {seed}: {writes}: {m}")  # noqa: B023
+                    torch.testing.assert_close(
+                        ours, theirs, rtol=0, atol=0, msg=lambda m: f"seed {seed}: {writes}: {m}"
+                    )  # noqa: B023
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
