@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("body_transforms",),
         ("control_flow",),
         ("symbolic",),
-        ("layout", "calls", "environment"),
+        ("layout", "calls", "eager_kernels", "environment"),
         ("attention", "wrappers"),
         ("prims",),
         ("builder",),

@@ -306,7 +306,7 @@ def _out_of_place(func: Called, name: str, args: tuple[object, ...], kwargs: dic
         return lambda *given, **named: func(*given[:place], **{**named, "inplace": False})
     if name[-1:] != "_" or name[-2:] == "__" or not hasattr(torch.ops.aten, name):
         return None
-    return getattr(torch.ops.aten, _BY_VALUE.get(name, name[:-1]), None)
+    return _BY_VALUE.get(name) or getattr(torch.ops.aten, name[:-1], None)
 
 
 def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
@@ -320,7 +320,8 @@ def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwa
     return target.copy_(result)
 
 
-_BY_VALUE = {"normal_": "normal_functional"}  # where the operator of that name without the underscore is another
+# Where the operator of that name without the underscore is another, or takes its arguments in another order.
+_BY_VALUE: dict[str, Called] = {"normal_": torch.ops.aten.normal_functional, "polygamma_": torch.Tensor.polygamma}
 
 
 # They read no more of their tensor than its type and device, which they take from its dispatch keys. A tensor with

@@ -16,7 +16,7 @@ from primtorch.nodes import new_node
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec, of_numbers
-from primtorch.symbolic import ShapeEnv, expr_of, materialize, settled
+from primtorch.symbolic import ShapeEnv, expr_of, materialize, settled, text_of
 from primtorch.symbolic.sym_node import node_of
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
@@ -302,7 +302,7 @@ class Builder:
             return
         pairs = [(val, known)] if isinstance(val, torch.SymInt) else zip(val.shape, known.spec.shape, strict=True)
         for size, other in pairs:
-            if isinstance(size, torch.SymInt) and str(size) != str(other):
+            if isinstance(size, torch.SymInt) and text_of(size) != text_of(other):
                 (size == other).node.expect_true("", 0)  # type: ignore[union-attr]
                 self.bind(size, self._size_node(other))
 
@@ -333,12 +333,12 @@ class Builder:
 
     def bind(self, size: torch.SymInt | torch.SymFloat, node: fx.Node) -> None:
         """Make `node` the source of a symbol when `size` is a symbol alone."""
-        name = str(size)
+        name = text_of(size)
         if name.isidentifier():
             self.symbol_nodes.setdefault(name, node)
 
     def _bind_size(self, size: torch.SymInt, node: fx.Node, dim: int) -> None:
-        name = str(size)
+        name = text_of(size)
         if not name.isidentifier() or name in self.symbol_nodes:
             return
         if node.op == "placeholder":  # not at once: a tangent has the size of a result, which says it without one

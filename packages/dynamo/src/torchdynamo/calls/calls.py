@@ -30,7 +30,15 @@ from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
 from primtorch.layout import broadcast_shapes
 from torchdynamo._C import CompiledCallable
-from torchdynamo.calls import jagged_calls, masked, packed_parameters, tensor_operators, torch_calls, typed_constructors
+from torchdynamo.calls import (
+    covariances,
+    jagged_calls,
+    masked,
+    packed_parameters,
+    tensor_operators,
+    torch_calls,
+    typed_constructors,
+)
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.caches import Caches
@@ -119,6 +127,7 @@ class Calls:
             **{id(function): rule for known in rooms for function, rule in known.rules()},
             **{id(function): rule for function, rule in tensor_operators.RULES},
             **{id(function): rule for function, rule in jagged_calls.rules(outside.recorder.jagged)},
+            **{id(function): rule for function, rule in covariances.rules(outside.recorder)},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:

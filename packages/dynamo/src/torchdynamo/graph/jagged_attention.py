@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from primtorch.eager_kernels import Fact
 from primtorch.fake import FakeTensor
 from torchdynamo.interpreter.protocol import MISSING
 
@@ -70,7 +71,8 @@ def attention(
 
 def _is_of_heads(one: NestedTensor) -> bool:
     """Whether it is (batch, heads, ragged length, features), as torch's code takes it."""
-    return one.dim() == 4 and one._ragged_idx == 2 and one._lengths is None and one.device.type == "cpu"
+    plain = one.dim() == 4 and one._ragged_idx == 2 and one._lengths is None
+    return plain and Fact.ATTENDS_RAGGED_BY_LOOPS.on(one.device)
 
 
 def _values(nested: Jagged, one: NestedTensor) -> FakeTensor:

@@ -37,9 +37,9 @@ def depthwise(ctx: Context, image: TensorValue, filters: TensorValue, *settings:
     """The convolution of channels-last images, without a bias; None where the filters are others, or the device has
     better. `settings`: what `primtorch.prims.convolution` takes behind the bias."""
     assert ctx.node is not None
-    stride, padding, dilation = _geometry(settings)
     if not _fits(ctx, ctx.node.args[0], filters, settings):
         return None
+    stride, padding, dilation = _geometry(settings)
     made = cast("TensorSpec", ctx.node.meta["val"])
     windows = Windows(image, _kernel(filters), stride, padding, dilation, exprs(made.shape))
     taps = _by_taps(ctx, filters)
@@ -63,9 +63,9 @@ def image_gradient(
 ) -> TensorValue | None:
     """The gradient of the images of such a convolution: each element gathers what it was multiplied for."""
     assert ctx.node is not None
-    stride, padding, dilation = _geometry(settings)
     if not _fits(ctx, ctx.node.args[1], filters, settings) or not _is_channels_last(ctx.node.args[0]):
         return None
+    stride, padding, dilation = _geometry(settings)
     taps = _by_taps(ctx, filters)
     wide = _stored(ctx, gradient)
     sizes = gradient.shape[2:]
@@ -159,8 +159,14 @@ def _tests(ops: Ops, place: IntExpr, size: IntExpr, reach: int, stride: int, mad
 
 
 def _geometry(settings: Sequence[object]) -> tuple[list[int], list[int], list[int]]:
-    stride, padding, dilation = (list(map(int, cast("Sequence[int]", part))) for part in settings[:3])
+    """Strides, paddings and dilations of a convolution that fits."""
+    stride, padding, dilation = (list(cast("Sequence[int]", part)) for part in settings[:3])
     return stride, padding, dilation
+
+
+def _is_known(settings: Sequence[object]) -> bool:
+    """Whether strides, paddings and dilations are numbers: what a program computes of sizes may be symbols."""
+    return all(isinstance(one, int) for part in settings[:3] for one in cast("Sequence[object]", part))
 
 
 def _kernel(filters: TensorValue) -> tuple[int, int]:
@@ -174,6 +180,8 @@ def _fits(ctx: Context, image: object, filters: TensorValue, settings: Sequence[
     *_, transposed, _, groups = settings
     kernel = [size.as_int() for size in filters.shape[2:]]
     if len(kernel) != 2 or None in kernel or transposed or not ctx.traits_of(filters.device).channels_last:
+        return False
+    if not _is_known(settings):
         return False
     value = cast("fx.Node", image).meta["val"]
     alike = filters.shape[0].as_int() == groups == value.shape[1] and filters.shape[1] == ONE

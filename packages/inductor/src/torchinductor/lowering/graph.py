@@ -92,6 +92,7 @@ class Lowered:
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
     requirements: tuple[Requirement, ...]  # of numbers that the data tells
     updates: Mapping[str, str]  # buffer of a result -> that of the input which it replaces
+    multiples: frozenset[tuple[IntExpr, IntExpr]] = frozenset()  # sizes, and what they are whole numbers of times
     donated: frozenset[str] = frozenset()  # buffers of inputs that may be written over where nobody else holds them
 
 
@@ -145,6 +146,7 @@ def lower_graph(
         _definitions(env, given) if env is not None else {},
         _requirements(env) if env is not None else (),
         updates,
+        env.multiples() if env is not None else frozenset(),
         frozenset(f"in_{n.name}" for n in gm.graph.find_nodes(op="placeholder") if n.meta.get(DONATED)),
     )
 

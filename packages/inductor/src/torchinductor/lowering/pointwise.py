@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from primtorch.eager_kernels import Fact
 from primtorch.prims import philox
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
@@ -65,7 +66,7 @@ def whole_division(name: str) -> Callable[..., TensorValue]:
         like = a if isinstance(a, TensorValue) else b
         assert isinstance(like, TensorValue)
         dtype, harmless = like.dtype, isinstance(b, (bool, int)) and b != 0
-        if dtype.is_floating_point or harmless or like.device.type != "cpu":
+        if dtype.is_floating_point or harmless or not Fact.DIVISION_BY_ZERO_RAISES.on(like.device):
             return plain(ctx, a, b)
         divisor = _operand(b, dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from primtorch.symbolic.expr import Call, IntExpr, Symbol, constant, intern_symbol
+from primtorch.symbolic.expr import Call, IntExpr, Symbol, atom_expr, constant, intern_symbol
 from torchinductor.indexing import ZERO, coefficient_of, variable
 from torchinductor.ir import Axis, Kernel, Recorder, Stage, Store
 from torchinductor.scheduling.unify import reindexed
@@ -64,6 +64,23 @@ def split_axes(kernel: Kernel, least: int) -> Kernel:
         axes += (slow, fast)
         mapping[intern_symbol(axis.name)] = slow.var * fast.size + fast.var
     return replace(kernel, axes=tuple(axes), stages=reindexed(kernel.stages, mapping, axes)) if mapping else kernel
+
+
+def sizes_by_parts(kernel: Kernel, multiples: frozenset[tuple[IntExpr, IntExpr]]) -> Kernel:
+    """A kernel whose axes have their sizes as so many times the part by which indices take them apart, where that fills
+    them: channels `c`, known to be eight times a number, and groups of `c//8` of them. `split_axes` sees it then."""
+    if not multiples:
+        return kernel
+    axes = []
+    for axis, sizes in ((axis, _parts(kernel).get(axis.name, set())) for axis in kernel.axes):
+        (part,) = sizes if len(sizes) == 1 else (None,)
+        atoms = list(part.atoms()) if part is not None else []
+        quotient = atoms[0] if len(atoms) == 1 and isinstance(atoms[0], Call) and part == atom_expr(atoms[0]) else None
+        if quotient is not None and quotient.op == "floordiv" and quotient.left == axis.size:
+            times = quotient.right if (quotient.left, quotient.right) in multiples else None
+            axis = axis if part is None or times is None else replace(axis, size=part * times)
+        axes.append(axis)
+    return replace(kernel, axes=tuple(axes)) if tuple(axes) != kernel.axes else kernel
 
 
 def _count(size: IntExpr, part: IntExpr, least: int) -> IntExpr | None:

@@ -14,7 +14,7 @@ from torchinductor.ir import Kernel, Load, Stage, Store, Template, kernels_by_fo
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
-from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward
+from torchinductor.scheduling.axes import aligned_along, by_rows, lies_inward, sizes_by_parts
 from torchinductor.scheduling.columns import join_columns
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.groups import Group, reads_of, writes_of
@@ -30,7 +30,8 @@ def schedule(
 ) -> list[Operation]:
     """Live operations, fused, in an order in which everything is written before it is read. `traits_of` says what is
     cheap on an operation's device."""
-    return products_in_turn(lowered, _ordered(lowered, options, traits_of))
+    operations = products_in_turn(lowered, _ordered(lowered, options, traits_of))
+    return [sizes_by_parts(o, lowered.multiples) if isinstance(o, Kernel) else o for o in operations]
 
 
 def _ordered(

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from primtorch.ambient import without_onednn
 from primtorch.errors import DataDependentValue
+from primtorch.fake.symbolic_programs import PROGRAMS
 from primtorch.fake.symbolic_writes import symbolic_writes
 from primtorch.layout import broadcast
 from primtorch.once import once
@@ -56,12 +57,28 @@ def symbolic_keys() -> torch._C.DispatchKeySet:
     aten.impl("kron", kron, _KEY)
     for name in _RESAMPLING:
         aten.impl(f"{name}.vec", _resampling(getattr(torch.ops.aten, name).default), _KEY)
+    for name, program in PROGRAMS.items():
+        aten.impl(name, _or_torch(name, program), _KEY)
     for name in _OVER_MEMORY:
         aten.impl(name, _refused(name.partition(".")[0]), _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+def _or_torch(name: str, program: Callable[..., object]) -> Callable[..., object]:
+    """The program, and torch's own for calls that it leaves."""
+    own = getattr(torch.ops.aten, name).default
+
+    def run(*args: object, **kwargs: object) -> object:
+        found = program(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+        with torch._C._ExcludeDispatchKeyGuard(symbolic_keys()):
+            return own(*args, **kwargs)
+
+    return run
 
 
 def _refused(name: str) -> Callable[..., object]:

@@ -8,7 +8,7 @@ programs of the dispatch key that fakes with symbols bear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +27,15 @@ _NAMES = (
     "masked_fill", "mvlgamma", "nan_to_num", "ne", "nextafter", "pow", "remainder", "renorm", "sinc", "threshold",
     "tril", "triu", "xlogy",
 )  # fmt: skip
+_NARROW_NAMES = (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cauchy", "ceil", "celu", "cos", "cosh", "deg2rad",
+    "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "gelu", "i0", "leaky_relu",
+    "lgamma", "log", "log10", "log1p", "log2", "log_normal", "mish", "neg", "normal", "rad2deg", "reciprocal",
+    "rsqrt", "sgn", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+"""Operators whose kernels of the Meta key copy to the target what they compute in another dtype, and read its strides
+as numbers for that."""
+_OTHERWISE_COMPUTED = frozenset({torch.bfloat16, torch.float16, torch.complex32, torch.complex64, torch.complex128})
 _KEPT = frozenset({aten.div_.Tensor, aten.div_.Scalar})
 """Overloads of these whose kernels take symbols."""
 
@@ -39,22 +48,28 @@ def symbolic_writes(
     Args:
         passing: gives a context in which a call passes the programs by.
     """
-    for name in _NAMES:
+    for name in (*_NAMES, *_NARROW_NAMES):
         packet = getattr(aten, f"{name}_")
         for overload in packet.overloads():
             op = getattr(packet, overload)
             functional = _functional_of(op)
             if functional is not None and op not in _KEPT and not is_composite(op):
-                yield op.name(), _program(op, functional, passing)
+                dtypes = _OTHERWISE_COMPUTED if name in _NARROW_NAMES else None
+                yield op.name(), _program(op, functional, passing, dtypes)
     for op in (aten.resize_.default, aten.resize_as_.default):
         yield op.name(), _resizing(op, passing)
 
 
 def _program(
-    op: OpOverload, functional: OpOverload, passing: Callable[[], AbstractContextManager[object]]
+    op: OpOverload,
+    functional: OpOverload,
+    passing: Callable[[], AbstractContextManager[object]],
+    dtypes: Collection[torch.dtype] | None,
 ) -> Callable[..., torch.Tensor]:
+    """Args: dtypes: of which targets it is that copy; None for all."""
+
     def write(target: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        if not torch._is_functional_tensor(target):
+        if not torch._is_functional_tensor(target) or (dtypes is not None and target.dtype not in dtypes):
             with passing():
                 op(target, *args, **kwargs)
             return target
@@ -82,7 +97,8 @@ def _resizing(op: OpOverload, passing: Callable[[], AbstractContextManager[objec
 
 def _functional_of(op: OpOverload) -> OpOverload | None:
     """The overload that takes the same arguments and writes to none."""
-    packet = getattr(aten, op._schema.name.removeprefix("aten::").removesuffix("_"))
+    name = op._schema.name.removeprefix("aten::")
+    packet = aten.normal_functional if name == "normal_" else getattr(aten, name.removesuffix("_"))
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     for overload in packet.overloads():
         found: OpOverload = getattr(packet, overload)

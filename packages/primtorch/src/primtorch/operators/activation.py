@@ -10,6 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, same_shape, wrap_dim
 from primtorch.operators.build import as_dense, elementwise
@@ -168,7 +169,7 @@ def log_sigmoid(x: Value) -> Value:
 
 @OP.formula("log_sigmoid_forward")
 def _log_sigmoid(x: TensorLike) -> tuple[TensorSpec, TensorSpec]:
-    if x.device.type == "cpu":
+    if Fact.LOG_SIGMOID_BY_ROWS.on(x.device):
         shape = tuple(x.shape)
         out = TensorSpec(shape, contiguous_strides(shape), x.dtype, x.device)
         return out, out
@@ -178,10 +179,8 @@ def _log_sigmoid(x: TensorLike) -> tuple[TensorSpec, TensorSpec]:
 @OP.rule("log_sigmoid_forward")
 def _lower_log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
     t = x.compute()
-    # The CPU kernel keeps exp(-|x|) for its backward, the CUDA kernel an empty tensor.
-    kept = (
-        (-t.map(prims.abs)).map(prims.exp).to(x.dtype) if x.device.type == "cpu" else b.full((0,), 0, x.dtype, x.device)
-    )
+    keeps = Fact.KEEPS_EXP_OF_LOG_SIGMOID.on(x.device)
+    kept = (-t.map(prims.abs)).map(prims.exp).to(x.dtype) if keeps else b.full((0,), 0, x.dtype, x.device)
     return log_sigmoid(t).to(x.dtype), kept
 
 

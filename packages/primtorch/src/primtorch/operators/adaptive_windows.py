@@ -10,12 +10,12 @@ import torch
 
 from primtorch import prims
 from primtorch.arguments import PerDim, TensorLike
-from primtorch.builder import Builder, Value, same_size
+from primtorch.builder import Builder, Value
 from primtorch.families import Family, Refusal, Rule
 from primtorch.layout import product, suggests_channels_last
 from primtorch.operators.build import per_dim
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch
-from primtorch.operators.taps import Taps, tapped, windows
+from primtorch.operators.taps import Taps, spread_windows, tapped, windows
 from primtorch.operators.window import (
     LAID_OUT,
     equal_windows,
@@ -27,7 +27,6 @@ from primtorch.operators.window import (
     repeated,
     scatter_by_position,
     side_of,
-    times,
 )
 from primtorch.operators.window_places import flattened, numbers_along
 from primtorch.prims.window import offset_dtype
@@ -37,13 +36,23 @@ from primtorch.spec import Size, TensorSpec
 OP = Family("adaptive_windows")
 
 
-def _averaging(b: Builder, size: Size, out: Size, like: Value) -> Value:
-    """(out, size) matrix whose row i averages the window [floor(i*size/out), ceil((i+1)*size/out))."""
-    i = b.iota(out, like.device)
-    start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
-    j = b.iota(size, like.device).unsqueeze(0)
-    inside = (j >= start.unsqueeze(1)) & (j < stop.unsqueeze(1))
-    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)
+def _sums(b: Builder, x: Value, out: Sequence[Size]) -> Value:
+    """Sums of the windows [floor(i*size/out), ceil((i+1)*size/out)) of the last dims, whatever the sizes are.
+
+    Each window is read by itself, and none of what lies outside of it: that may be infinite.
+    """
+    first = x.rank - len(out)
+    places, inside = [], []
+    for d, n in enumerate(out):
+        along = _adaptive_windows(b, x.shape[first + d], n, x.device)
+        beside = [*range(2 * d), *range(2 * d + 2, 2 * len(out))]  # axes: out_0, window_0, out_1, window_1, ...
+        number = b.iota(along.longest, x.device)
+        places.append(along.positions(number, 1).unsqueeze(*beside))
+        inside.append((along.first.unsqueeze(1) + number <= along.last.unsqueeze(1)).unsqueeze(*beside))
+    taken = b.emit(prims.index, x, (*(None,) * first, *places), False)
+    for one in inside:
+        taken = b.where(one, taken, 0)
+    return taken.sum(tuple(range(first + 1, first + 2 * len(out), 2)))
 
 
 # Elements of a window above which its rows are summed up first, and then their sums, where that goes by whole rows.
@@ -93,10 +102,7 @@ def _lower_adaptive_avg_pool(rank: int) -> Rule:
         taps = _window_taps(b, x.shape[first:], sizes, x.device)
         if taps is not None:
             return (tapped(b, wide, taps) / _lengths(b, x.shape[first:], sizes, wide)).to(x.dtype)
-        for d in range(rank):
-            if not same_size(sizes[d], x.shape[first + d]):
-                wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
-        return wide.to(x.dtype)
+        return (_sums(b, wide, sizes) / _lengths(b, x.shape[first:], sizes, wide)).to(x.dtype)
 
     return rule
 
@@ -113,11 +119,11 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
         taps = _window_taps(b, grad.shape[first:], x.shape[first:], x.device)
         if taps is not None:
             return tapped(b, g / _lengths(b, x.shape[first:], grad.shape[first:], g), taps).to(grad.dtype)
-        for d in range(rank):
-            if not same_size(grad.shape[first + d], x.shape[first + d]):
-                matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
-                g = times(b, g, first + d, matrix.transpose(0, 1))
-        return g.to(grad.dtype)
+        shares, out = g / _lengths(b, x.shape[first:], grad.shape[first:], g), x.shape[first:]
+        if all(n >= size for size, n in zip(grad.shape[first:], out, strict=True)):  # none is in more than two windows
+            spread = (spread_windows(b, size, n, x.device) for size, n in zip(grad.shape[first:], out, strict=True))
+            return tapped(b, shares, list(spread)).to(grad.dtype)
+        return _sums(b, shares, out).to(grad.dtype)
 
     return rule
 

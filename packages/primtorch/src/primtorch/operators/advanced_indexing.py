@@ -11,6 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, Sizes, TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.errors import DataDependent
 from primtorch.families import Family, Trait
 from primtorch.layout import (
@@ -127,7 +128,8 @@ def _index(x: TensorLike, indices: Sequence[TensorLike | None], *, fresh: Fresh 
 def _refuse_index(x: TensorLike, indices: Sequence[TensorLike | None], **options: object) -> None:
     _refuse_indices(x, indices, asks=True)
     refuse(not indices, "at least one index must be provided", IndexError)
-    refuse(x.device.type == "cpu" and _selects_nothing(indices), "index: at least one index must be given")
+    nothing = Fact.REFUSES_NO_INDICES.on(x.device) and _selects_nothing(indices)
+    refuse(nothing, "index: at least one index must be given")
 
 
 def _selects_nothing(indices: Sequence[TensorLike | None]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Trait
 from primtorch.layout import (
     channels_last_strides,
@@ -83,7 +84,7 @@ class _BatchNorm:
         if self.training:
             return mean.to(kept), rstd.to(kept)
         empty = b.full((0,), 0, kept, self.x.device)
-        return (empty, empty) if self.x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
+        return (empty, empty) if Fact.KEEPS_NO_STATISTICS_IN_EVAL.on(self.x.device) else (mean.to(kept), rstd.to(kept))
 
     def results(self, b: Builder) -> tuple[Value, Value, Value]:
         """Output and saved statistics."""
@@ -112,9 +113,10 @@ def _reserve(b: Builder, x: Value) -> Value:
 
 def _batch_norm_strides(x: TensorLike, shape: Sizes) -> Sizes:
     """On the CPU, what is contiguous in a format keeps it, by rows first; sizes of 1 make a tensor so in several."""
-    if x.device.type == "cpu" and is_contiguous(shape, x.stride()):
+    rows_first = Fact.BATCH_NORM_KEEPS_ROWS_FIRST.on(x.device)
+    if rows_first and is_contiguous(shape, x.stride()):
         return contiguous_strides(shape)
-    if x.device.type == "cpu" and is_channels_last(shape, x.stride()):
+    if rows_first and is_channels_last(shape, x.stride()):
         return channels_last_strides(shape)
     return suggested_strides(x, shape)
 
@@ -122,7 +124,7 @@ def _batch_norm_strides(x: TensorLike, shape: Sizes) -> Sizes:
 def _batch_norm_specs(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = tuple(x.shape)
     out = strided(x, shape, _batch_norm_strides(x, shape))
-    keeps = training or x.device.type != "cpu"
+    keeps = training or not Fact.KEEPS_NO_STATISTICS_IN_EVAL.on(x.device)
     return out, contiguous(x, (x.shape[1] if keeps else 0,), statistics_dtype(x, weight))
 
 
@@ -151,7 +153,7 @@ def _refuse_batch_norm(
 ) -> None:
     """The kernels on the CPU read vectors."""
     for name, vector in (("weight", weight), ("bias", bias), ("mean", running_mean), ("var", running_var)):
-        if vector is not None and x.device.type == "cpu":
+        if vector is not None and Fact.READS_VECTORS_OF_BATCH_NORM.on(x.device):
             refuse(vector.dim() != 1, f"batch_norm: expected a vector for {name}, but got {vector.dim()} dims")
 
 
@@ -339,7 +341,8 @@ def _gradient_dtype(x: Value, dims: Sequence[int]) -> torch.dtype:
     compute = compute_dtype(x.dtype)
     count = product([x.shape[d] for d in dims])
     few = isinstance(count, int) and count <= _FEW
-    return torch.float64 if few and compute is torch.float32 and x.device.type == "cpu" else compute
+    exact = few and compute is torch.float32 and Fact.DEVIATIONS_IN_DOUBLE.on(x.device)
+    return torch.float64 if exact else compute
 
 
 def _batch_norm_grads(

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
+from primtorch.eager_kernels import Fact
 from primtorch.errors import DataDependentShape
 from primtorch.layout import broadcast, contiguous_strides, dense_like, iterator_strides
 from primtorch.spec import Size, TensorSpec
@@ -90,7 +91,7 @@ def as_cast(x: TensorLike, dtype: torch.dtype | None) -> tuple[Sizes, Sizes]:
     """Shape and strides of an operand as TensorIterator sees it that computes in a dtype: on CPUs it casts operands of
     others before it looks at them, and a cast of one with repeated elements has none."""
     shape, strides = tuple(x.shape), x.stride()
-    as_it_lies = dtype is None or x.dtype is dtype or x.device.type != "cpu"
+    as_it_lies = dtype is None or x.dtype is dtype or not Fact.CASTS_BEFORE_IT_LOOKS.on(x.device)
     return shape, strides if as_it_lies else dense_like(shape, strides)
 
 

@@ -9,6 +9,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, PerDim, Sizes, TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.errors import NoFormula
 from primtorch.families import Family, Trait
 from primtorch.layout import (
@@ -206,7 +207,7 @@ def _refuse_convolution(
         any(map(is_empty, x.shape[2:])) and not any(map(is_empty, x.shape[:2])),
         lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(x.shape)}",
     )
-    if transposed and x.device.type == "cpu":
+    if transposed and Fact.REFUSES_LONG_OUTPUT_PADDING.on(x.device):
         rank = x.dim() - 2
         extents = zip(per_dim(output_padding, rank), per_dim(stride, rank), per_dim(dilation, rank), strict=True)
         refuse(
@@ -288,7 +289,7 @@ def lower_addmm_activation(
     out = _lower_addmm(b, bias, x, y, beta=beta, alpha=alpha)
     if not use_gelu:
         return out.maximum(0)
-    return lower_gelu(b, out, approximate="tanh" if x.device.type == "cuda" else "none")
+    return lower_gelu(b, out, approximate="tanh" if Fact.FUSED_GELU_IS_TANH.on(x.device) else "none")
 
 
 @OP.formula("mv")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from primtorch.arguments import Sizes, TensorLike
+from primtorch.eager_kernels import Fact
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -42,15 +43,15 @@ class Convolution:
     dilation: Sequence[Size]
     transposed: bool
     output_padding: Sequence[Size]
-    groups: int
+    groups: Size
 
     def library(self, image: TensorLike, filters: TensorLike) -> str:
         """The name of what PyTorch computes it by."""
-        if image.device.type != "cpu":
+        if not Fact.CONVOLVES_BY_SEVERAL_LIBRARIES.on(image.device):
             return "Cudnn"
         sizes = (_hints(values) for values in (image.shape, filters.shape, self.stride, self.padding, self.dilation))
         threads = torch.get_num_threads(), torch.backends.mkldnn.enabled
-        rest = self.transposed, _hints(self.output_padding), self.groups
+        rest = self.transposed, _hints(self.output_padding), hint_of(self.groups, _SOME)
         return _chosen(image.dtype, *sizes, *rest, *threads)
 
 

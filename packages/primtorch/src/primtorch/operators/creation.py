@@ -11,6 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import NUMBERS, TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value, same_size
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Rule, Trait
 from primtorch.layout import channels_last_strides, contiguous_strides, dense_like, format_strides, strides_in_order
 from primtorch.operators.build import contiguous
@@ -129,12 +130,13 @@ def _lower_to_copy(
 
 @OP.rule("_autocast_to_reduced_precision?", "_autocast_to_full_precision?")
 def _lower_autocast(b: Builder, x: Value, cuda_enabled: bool, cpu_enabled: bool, *dtypes: torch.dtype) -> Value:
-    enabled = cpu_enabled if x.device.type == "cpu" else cuda_enabled
+    second = Fact.AUTOCASTS_TO_SECOND_DTYPE.on(x.device)
+    enabled = cpu_enabled if second else cuda_enabled
     if not enabled or not x.dtype.is_floating_point:
         return x
     if not dtypes:
         return x.to(torch.float32)
-    return x.to(dtypes[1] if x.device.type == "cpu" else dtypes[0])
+    return x.to(dtypes[1] if second else dtypes[0])
 
 
 @OP.formula("copy")

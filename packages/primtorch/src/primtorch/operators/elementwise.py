@@ -12,6 +12,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, dense_like, iterator_strides
 from primtorch.operators.build import as_cast, as_dense, contiguous, elementwise, strided, view
@@ -170,7 +171,8 @@ OP.formula("square")(unary_formula(lambda dtype: torch.int64 if dtype is torch.b
 def filled(value: Number, dtype: torch.dtype, size: Sequence[Size], device: Device) -> None:
     """A fill. One element on the CPU is set without a check where the dtype is narrower than float."""
     single = all(type(n) is int and n == 1 for n in size)
-    if not (single and dtype in (torch.float16, torch.bfloat16) and torch.device(device or "cpu").type == "cpu"):
+    unchecked = Fact.SETS_ONE_ELEMENT_UNCHECKED.on(torch.device(device or "cpu"))
+    if not (single and dtype in (torch.float16, torch.bfloat16) and unchecked):
         refuse_overflow(value, dtype)
 
 
@@ -316,7 +318,7 @@ def _as_held(number: Number, dtype: torch.dtype) -> Number:
 def _terms(b: Builder, x: Operand, y: Operand, alpha: Number, dtype: torch.dtype) -> tuple[Operand, Operand, Number]:
     """The operands and alpha of a sum in the dtype that it is computed in. On the CPU eager rounds numbers too."""
     place = tensor_among(x, y).device
-    if dtype in COMPUTE_DTYPE and place.type == "cpu":
+    if dtype in COMPUTE_DTYPE and Fact.ROUNDS_NUMBERS.on(place):
         x, y = (v.to(dtype) if isinstance(v, Value) else _as_held(v, dtype) for v in (x, y))
         alpha = _as_held(alpha, dtype)
     x, y = promoted(b, (x, y), compute_dtype(dtype))
@@ -475,7 +477,7 @@ def _lower_pow(b: Builder, x: Operand, y: Operand) -> Value:
         and not isinstance(y, (Value, torch.SymInt))
         and (compute.is_floating_point or compute.is_complex)
     ):
-        rounds = dtype is torch.bfloat16 and x.device.type == "cpu"
+        rounds = dtype is torch.bfloat16 and Fact.ROUNDS_POWERS_OF_BFLOAT16.on(x.device)
         special = _power_by_number(b, x.to(compute), y, dtype if rounds else compute)
         if special is not None:
             return special.to(dtype)

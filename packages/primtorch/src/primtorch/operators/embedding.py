@@ -7,6 +7,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Trait
 from primtorch.operators.build import contiguous
 from primtorch.operators.reduction import vector_norm
@@ -143,7 +144,7 @@ def _embedding_bag(
 ) -> tuple[TensorSpec, ...]:
     """The bags, of which bag each index is, the bags' sizes, and of a maximum where it was found."""
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
-    here = weight.device.type == "cpu"
+    here = Fact.KEEPS_WHAT_BAGS_NEED.on(weight.device)
     fast_sum = mode == 0 and padding_idx < 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
     return (
         contiguous(weight, (bags, weight.shape[1])),

@@ -11,6 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Rule, Trait
 from primtorch.layout import strides_in_order, wrap_dims
 from primtorch.operators.build import contiguous, strided
@@ -128,7 +129,7 @@ def _transformed(x: TensorLike, shape: Sizes, dims: Sequence[int], dtype: torch.
 
     Builds of torch without MKL have another CPU library, which writes row-major results.
     """
-    if x.device.type == "cpu" and not torch.backends.mkl.is_available():
+    if Fact.TRANSFORMS_BY_MKL.on(x.device) and not torch.backends.mkl.is_available():
         return contiguous(x, shape, dtype)
     strides = x.stride()
     batch = _by_falling_stride([d for d in range(len(shape)) if d not in dims], strides)
@@ -138,7 +139,7 @@ def _transformed(x: TensorLike, shape: Sizes, dims: Sequence[int], dtype: torch.
 def _in_steps(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
     """A complex transform: of all dims at once on the CPU, of three at a time on a GPU, the nearest in memory first."""
     dims = _by_falling_stride(dims, x.stride())
-    now = dims if x.device.type == "cpu" else dims[-_CUFFT_DIMS:]
+    now = dims if Fact.TRANSFORMS_ALL_DIMS_AT_ONCE.on(x.device) else dims[-_CUFFT_DIMS:]
     done = _transformed(x, tuple(x.shape), now, x.dtype)
     return _in_steps(done, dims[: -len(now)]) if len(now) < len(dims) else done
 
@@ -146,7 +147,7 @@ def _in_steps(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
 @OP.refuses("_fft_c2c", "_fft_r2c", "_fft_c2r")
 def _refuse_transform(x: TensorLike, dim: Sequence[int], *args: object) -> None:
     """The CPU's library makes no plan for no elements."""
-    planned = x.device.type == "cpu" and torch.backends.mkl.is_available() and len(dim) > 0
+    planned = Fact.TRANSFORMS_BY_MKL.on(x.device) and torch.backends.mkl.is_available() and len(dim) > 0
     refuse(planned and any(map(is_empty, x.shape)), lambda: f"MKL FFT error: no plan for the sizes {list(x.shape)}")
 
 
@@ -163,7 +164,7 @@ def _r2c(x: TensorLike, dim: Sequence[int], normalization: int, onesided: bool) 
     shape: list[Size] = list(x.shape)
     if onesided:
         shape[last] = shape[last] // 2 + 1
-    if x.device.type != "cpu" and (
+    if not Fact.TRANSFORMS_ALL_DIMS_AT_ONCE.on(x.device) and (
         len(dim) > _CUFFT_DIMS or [*others, last] == [0, 1, 2]
     ):  # eager trusts cuFFT no more
         return _in_steps(_transformed(x, tuple(shape), [last], complex_of(x.dtype)), others)

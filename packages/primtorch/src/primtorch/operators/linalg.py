@@ -9,6 +9,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Operand, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Refusal, Trait
 from primtorch.layout import broadcast, contiguous_strides, wrap_dim
 from primtorch.operators.build import common_device, contiguous, strided
@@ -257,7 +258,7 @@ def _lstsq(
     else:
         strides = contiguous_strides((*lead, width, height))
         solution = strided(a, (*lead, columns, width), (*strides[:-2], strides[-1], strides[-2]))
-    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    driver = driver or ("gelsy" if Fact.LSTSQ_BY_GELSY.on(a.device) else "gels")
     residuals = (*lead, width) if driver != "gelsy" and rows > columns else (0,)
     values = (*matrices, _smaller(rows, columns)) if driver in ("gelsd", "gelss") else (0,)
     return (
@@ -326,7 +327,8 @@ def _svd(
     left = column_major(a, (*lead, m, m if full_matrices else k))
     right_shape = (*lead, n if full_matrices else k, n)
     # On CPU V^H is column-major as LAPACK leaves it; the CUDA solvers give V, so V^H is row-major.
-    right = column_major(a, right_shape) if a.device.type == "cpu" else contiguous(a, right_shape)
+    columns = Fact.LAPACK_LEAVES_COLUMNS.on(a.device)
+    right = column_major(a, right_shape) if columns else contiguous(a, right_shape)
     return left, values, right
 
 
@@ -339,7 +341,7 @@ def _eigh(a: TensorLike, UPLO: str = "L", compute_v: bool = True) -> tuple[Tenso
 @OP.formula("linalg_eig")
 def _eig(a: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     dtype = complex_of(a.dtype)
-    lies = column_major if a.device.type == "cpu" else contiguous
+    lies = column_major if Fact.LAPACK_LEAVES_COLUMNS.on(a.device) else contiguous
     return contiguous(a, a.shape[:-1], dtype), lies(a, a.shape, dtype)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TensorLike
+from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Trait
 from primtorch.layout import (
     contiguous_strides,
@@ -37,7 +38,7 @@ def kept_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
     """Where eager keeps mean and rstd of a normalisation: float32 for reduced precision on a GPU, and on the CPU
     where the parameters are float32; else x's dtype."""
     mixed = any(p is not None and p.dtype is not x.dtype for p in parameters)
-    return x.dtype if x.device.type == "cpu" and not mixed else compute_dtype(x.dtype)
+    return x.dtype if Fact.KEEPS_NARROW_STATISTICS.on(x.device) and not mixed else compute_dtype(x.dtype)
 
 
 # --- layer norm ----------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def like(x: TensorLike, dtype: torch.dtype | None = None) -> TensorSpec:
 
 def statistics_dtype(x: TensorLike, weight: TensorLike | None) -> torch.dtype:
     """CPU keeps statistics in the input's dtype, except for mixed dtypes; CUDA in the accumulator's."""
-    if x.device.type != "cpu":
+    if not Fact.KEEPS_NARROW_STATISTICS.on(x.device):
         return compute_dtype(x.dtype)
     return x.dtype if weight is None else weight.dtype
 
@@ -213,12 +214,17 @@ def _lower_rms_norm_backward(
 
 
 # --- group norm ----------------------------------------------------------------------------------
+def _group_norm_strides(x: TensorLike) -> Sizes:
+    shape = tuple(x.shape)
+    return suggested_strides(x, shape) if Fact.KEEPS_MEMORY_FORMATS.on(x.device) else contiguous_strides(shape)
+
+
 @OP.formula("native_group_norm")
 def _group_norm(
     x: TensorLike, weight: TensorLike, bias: TensorLike | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[TensorSpec, ...]:
     statistics = contiguous(x, (N, group), x.dtype if weight is None else weight.dtype)  # on any device
-    strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
+    strides = _group_norm_strides(x)
     return strided(x, x.shape, strides), statistics, statistics
 
 
@@ -272,7 +278,7 @@ def _group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     like = weight if weight is not None else x
-    strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
+    strides = _group_norm_strides(x)
     return (
         strided(x, x.shape, strides) if output_mask[0] else None,
         contiguous(like, (C,)) if output_mask[1] else None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from primtorch.arguments import TensorLike
+from primtorch.eager_kernels import Fact
 from primtorch.errors import NoFormula
 from primtorch.families import Family
 from primtorch.operators.build import contiguous, elementwise
@@ -21,7 +22,7 @@ OP = Family("quantised")
 @OP.formula("_int_mm")
 def _int_mm(a: TensorLike, b: TensorLike) -> TensorSpec:
     """int8 by int8; on a CPU uint8 by int8, too. Raises RuntimeError for others, and for what no product takes."""
-    first = (torch.int8, torch.uint8) if a.device.type == "cpu" else (torch.int8,)
+    first = (torch.int8, torch.uint8) if Fact.MULTIPLIES_UINT8.on(a.device) else (torch.int8,)
     if a.dtype not in first or b.dtype is not torch.int8:
         raise RuntimeError(f"_int_mm: expected int8 matrices, but got: {a.dtype} and {b.dtype}")
     return contiguous(matrix_product(contiguous(a, a.shape, torch.int8), b), (a.shape[0], b.shape[1]), torch.int32)

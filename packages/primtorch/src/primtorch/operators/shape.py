@@ -11,6 +11,7 @@ import torch
 from primtorch import prims
 from primtorch.arguments import Number, PerDim, TensorLike
 from primtorch.builder import Builder, Value, same_size
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Refusal, Rule, Trait
 from primtorch.layout import (
     channels_last_strides,
@@ -27,6 +28,7 @@ from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.refusals import is_empty, refuse, refuse_batch, refuse_overflow
 from primtorch.operators.view import diagonal, refuse_strides, select_position, slice_bound, slice_bounds
 from primtorch.operators.window import laid_out_on_cpu
+from primtorch.operators.written_parts import with_part
 from primtorch.promotion import result_type
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -99,7 +101,7 @@ def _roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> Tens
     if any(map(is_empty, shape)):
         return strided(x, shape, dense_like(shape, x.stride()))
     # On the CPU the pieces are joined by cat, which keeps channels_last where none of them is empty.
-    if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
+    if dims and Fact.ROLLS_BY_CAT.on(x.device) and suggests_channels_last(shape, x.stride()):
         moves = shifts if isinstance(shifts, list | tuple) else (shifts,)
         along = dims if isinstance(dims, list | tuple) else (dims,)
         if not any(move % shape[dim] == 0 for move, dim in zip(moves, along, strict=True)):
@@ -388,6 +390,8 @@ def _lower_slice_scatter(
     src = src.to(x.dtype).expand([length if d == dim else s for d, s in enumerate(x.shape)])
     if isinstance(step, int) and step == 1 and isinstance(start, int) and start == 0 and same_size(end, size):
         return src
+    if isinstance(step, int) and step == 1:
+        return with_part(b, x, src, dim, start, end)
     return b.emit(prims.slice_scatter, x, src, dim, start, end, step)
 
 
@@ -396,7 +400,7 @@ def _lower_select_scatter(b: Builder, x: Value, src: Value, dim: int, index: Siz
     dim = x.dim(dim)
     place = select_position(index, x.shape[dim], dim)
     src = src.to(x.dtype).unsqueeze(dim)
-    return b.emit(prims.slice_scatter, x, src, dim, place, place + 1, 1)
+    return with_part(b, x, src, dim, place, place + 1)
 
 
 @OP.rule("as_strided_scatter")

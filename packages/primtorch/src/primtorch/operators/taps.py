@@ -39,7 +39,7 @@ class Taps:
             multiplied by zero.
     """
 
-    rows: int
+    rows: Size
     count: int
     place: Callable[[int], Value]
     weight: Callable[[int], Value | None]
@@ -102,6 +102,13 @@ def windows(b: Builder, size: int, out: int, device: torch.device) -> Taps | Non
     )
 
 
+def spread_windows(b: Builder, size: Size, out: Size, device: torch.device) -> Taps:
+    """Such windows where there are at least as many of them as elements: of one or two."""
+    i = b.iota(out, device)
+    first, last = (i * size) // out, ((i + 1) * size + (out - 1)) // out - 1
+    return Taps(out, 2, lambda tap: last if tap else first, lambda tap: None, lambda tap: last > first if tap else None)
+
+
 # --- interpolation ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Positions:
@@ -119,8 +126,11 @@ class Positions:
         return (out * self.step + self.start) // self.parts
 
     def interpolation(self, b: Builder, like: Value) -> Taps:
-        """Between the two elements on both sides."""
+        """Between the two elements on both sides: at an element that one, and the next with a weight of 0, which shows
+        what is infinite there. Where no size changes, eager takes each element twice, with weights of 1 and 0."""
         device, last = like.device, self.size - 1
+        if self.size == self.out:
+            return self._twice(b, like)
         position = b.iota(self.out, device, self.start, self.step)
         low, most = position // self.parts, max(self.before(self.out - 1), 0)
         low = low.maximum(0) if self.start < 0 else low
@@ -133,30 +143,60 @@ class Positions:
         return Taps(self.out, 2, (low, high).__getitem__, (1.0 - second, second).__getitem__, lambda tap: None)
 
     def gradient(self, b: Builder, like: Value) -> Taps | None:
-        """From the places that lie less than one element away; None where these are many."""
+        """From the places of which an element is one of the two; None where these are many.
+
+        These lie at most one element before it, and less than one behind it. There are a few more of a weight of 0, at
+        the borders: `_beside`.
+        """
+        if self.size == self.out:
+            return self._twice(b, like)
         if self.step == 0 or self.before(self.out - 1) >= self.size or self.start <= -self.parts:
             return None
         count = min(-(-2 * self.parts // self.step), self.out)
-        if count > _UNROLLED:
+        beside = self._beside()
+        if count + len(beside) > _UNROLLED:
             return None
         device, end = like.device, (self.size - 1) * self.parts
+        element = b.iota(self.size, device)
         own = b.iota(self.size, device, 0, self.parts)
-        # The least place whose position is greater than that of the element before.
-        first = b.iota(self.size, device, self.step - self.parts - self.start, self.parts) // self.step
+        # The least place whose position is not less than that of the element before.
+        first = b.iota(self.size, device, self.step - 1 - self.parts - self.start, self.parts) // self.step
         first = first.maximum(0)
 
-        def near(tap: int) -> Value:
-            """In parts of an element, how much less than one lies between."""
-            position = ((first + tap) * self.step + self.start).maximum(0).minimum(end)
-            return self.parts - (position - own).map(prims.abs)
+        def behind(tap: int) -> Value:
+            """In parts of an element, how far the place lies behind the element."""
+            return ((first + tap) * self.step + self.start).maximum(0).minimum(end) - own
 
-        return Taps(
-            self.size,
-            count,
-            lambda tap: (first + tap).minimum(self.out - 1),
-            lambda tap: near(tap).to(like.dtype) / self.parts,
-            lambda tap: (first + tap < self.out) & (near(tap) > 0),
-        )
+        def place(tap: int) -> Value:
+            if tap < count:
+                return (first + tap).minimum(self.out - 1)
+            return b.full((self.size,), beside[tap - count][1], torch.int64, device)
+
+        def weight(tap: int) -> Value:
+            if tap < count:
+                return (self.parts - behind(tap).map(prims.abs)).to(like.dtype) / self.parts
+            return b.full((self.size,), 0, like.dtype, device)
+
+        def inside(tap: int) -> Value:
+            if tap < count:
+                far = behind(tap)
+                return (first + tap < self.out) & (far >= -self.parts) & (far < self.parts)
+            return element.eq(beside[tap - count][0])
+
+        return Taps(self.size, count + len(beside), place, weight, inside)
+
+    def _beside(self) -> list[tuple[int, int]]:
+        """Elements that are a place's second one with a weight of 0, and the place: the second element, of places in
+        front of the first, and the last, of those at the last."""
+        last = self.size - 1
+        places = [out * self.step + self.start for out in range(self.out)]
+        in_front = [(min(1, last), out) for out, place in enumerate(places) if place < 0]
+        return [*in_front, *((last, out) for out, place in enumerate(places) if place == last * self.parts)]
+
+    def _twice(self, b: Builder, like: Value) -> Taps:
+        own = b.iota(self.size, like.device)
+        none = b.full((self.size,), 0, like.dtype, like.device)
+        return Taps(self.size, 2, lambda tap: own, lambda tap: none if tap else None, lambda tap: None)
 
 
 def positions(size: Size, out: Size, align_corners: bool, scale: float | None) -> Positions | None:

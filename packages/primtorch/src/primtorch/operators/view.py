@@ -15,6 +15,7 @@ from primtorch.families import Family, Trait
 from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
 from primtorch.operators.refusals import refuse
+from primtorch.operators.written_parts import part_of
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
@@ -382,6 +383,8 @@ def _lower_slice(
     start = slice_bound(start, size, 0)
     end = slice_bound(end, size, size)
     end = torch.sym_max(end, start) if depends_on_data(end) or depends_on_data(start) else max(end, start)
+    if isinstance(step, int) and step == 1:
+        return part_of(b, x, dim, start, end)
     return x.slice(dim, start, end, step)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from primtorch import prims
 from primtorch.arguments import PerDim, Sizes, TensorLike
 from primtorch.builder import Builder, Value, same_size
+from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
@@ -87,7 +88,7 @@ def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> T
 def laid_out_on_cpu(x: TensorLike, shape: Sizes) -> TensorSpec:
     """A result of this shape in x's memory format where the CPU's kernels make it; those of other devices write by
     rows: shuffles, pads with what is there, unpooling."""
-    return laid_out(x, shape) if x.device.type == "cpu" else by_rows(x, shape)
+    return laid_out(x, shape) if Fact.KEEPS_MEMORY_FORMATS.on(x.device) else by_rows(x, shape)
 
 
 def by_rows(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:

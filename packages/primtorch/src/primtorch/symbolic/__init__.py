@@ -52,6 +52,7 @@ __all__ = [
     "size_of_data",
     "spelt",
     "symbol",
+    "text_of",
 ]
 
 
@@ -116,6 +117,13 @@ def hint_of(size: int | torch.SymInt, unbacked: int | None = None) -> int:
     if hint is None:
         raise ValueError(f"{size} depends on data and has no example value")
     return int(hint)
+
+
+def text_of(number: object) -> str:
+    """The expression of a size or a number, also where texts of a program show numbers in the place of symbols."""
+    if isinstance(number, (torch.SymInt, torch.SymFloat)):
+        return node_of(number).str()
+    return str(number)
 
 
 def depends_on_data(number: object) -> bool:

@@ -332,6 +332,11 @@ class ShapeEnv:
             found = self._simplified[expr] = expr.substitute(self._substitutions)
         return found
 
+    def multiples(self) -> frozenset[tuple[IntExpr, IntExpr]]:
+        """(expression, what it is known to be a whole number of times)."""
+        known = ((atom, value) for atom, value in self._substitutions.items() if isinstance(atom, Call))
+        return frozenset((a.left, a.right) for a, value in known if a.op == "mod" and value.as_int() == 0)
+
     def under_given_names(self, expr: ExprT) -> ExprT:
         """The expression with what is known by now of the numbers that inputs give. Those that only the data tells keep
         the names that they were given, whatever they turn out to be equal to: each is read by itself."""

@@ -74,11 +74,7 @@ def accumulate(text: StageText, made: Accumulator, value: Value, place: str | No
         sign = "+" if kind == "sum" else "*"
         target = name
         if made.part is not None and text.layout.narrow:
-            count, place = text.layout.narrow, text.loops[-1].var
-            text.declared.append(f"double {name} = 0;")
-            text.opening.append(f"float {made.part}[{count}] = {{}};")
-            text.closing.append(f"for (int k = 0; k < {count}; k++) {name} += (double){made.part}[k];")
-            inside.append(f"{made.part}[{place}] += {v};")
+            _sum_up_places(text, made, v)
             return
         if made.part is not None:
             text.declared.append(f"double {name} = 0;")
@@ -89,6 +85,20 @@ def accumulate(text: StageText, made: Accumulator, value: Value, place: str | No
             text.declared.append(f"{type_} {name} = {_IDENTITY[kind]};")
         inside.append(f"{target} {sign}= {v};")
         text.reductions.append(f"reduction({sign}:{target})")
+
+
+def _sum_up_places(text: StageText, made: Accumulator, value: str) -> None:
+    """Adds a value to the sum of its place in the innermost loop; behind the loops of a block, these to the result."""
+    name, part, loop = made.name, made.part, text.loops[-1]
+    text.declared.append(f"double {name} = 0;")
+    text.opening.append(f"float {part}[{text.layout.narrow}] = {{}};")
+    if loop.start == "0":  # few places, whose number is known
+        text.closing.append(f"for (int k = 0; k < {text.layout.narrow}; k++) {name} += (double){part}[k];")
+        text.inside.append(f"{part}[{loop.var}] += {value};")
+        return
+    text.closing.append(f"#pragma omp simd reduction(+:{name})")
+    text.closing.append(f"for (i64 k = 0; k < {loop.stop} - {loop.start}; k++) {name} += (double){part}[k];")
+    text.inside.append(f"{part}[{loop.var} - {loop.start}] += {value};")
 
 
 def _find_best(text: StageText, made: Accumulator, value: str, place: str) -> None:

@@ -180,6 +180,23 @@ class CppHandler(OpsHandler[Value]):
         told = self.text.places is not None and room.symbols() <= set(self.kernel.symbols)  # its numbers are at hand
         return (element, room) if told else None
 
+    def _row_or_none(self, buffer: str, index: IntExpr, mask: Value) -> str | None:
+        """The element of what is read along a tile's row under a condition for all of it: of the row, or of zeros."""
+        loop, tile = self.text.loops[-1] if self.text.loops else None, self.text.layout.tile
+        if tile is None or loop is None or loop.most is None or loop.axis is None or mask.depth >= len(self.text.loops):
+            return None
+        step = coefficient_of(index, loop.axis)
+        if step is None or step.as_int() != 1:
+            return None
+        name, kind = f"row{self.names.count}", STORAGE[self.kernel.buffers[buffer].dtype]
+        self.names.count += 1
+        first = self._index(index - variable(loop.axis) + variable(loop.start))
+        self.text.declared.append(f"static const {kind} {name}_none[{loop.most}] = {{}};")
+        there = f"{self.names.pointer[buffer]} + {first}"
+        depth = len(self.text.loops) - 1
+        self._define(f"const {kind}* {name} = {mask.text} ? {there} : {name}_none;", depth)
+        return f"{name}[{loop.var} - {loop.start}]"
+
     def _turned(self, buffer: str, index: IntExpr, load: bool) -> str | None:
         """The place of an access that is contiguous across the vector axis in a buffer of the tile, which is turned
         over before or after the tile's loops; None for any other access."""
@@ -253,6 +270,9 @@ class CppHandler(OpsHandler[Value]):
         depth = len(self.text.loops) if buffer in self.stage.body.writes else self._depth(index, mask)
         plain = load_text(f"{pointer}[{place}]", dtype, mask.text if mask else None)
         always = None if mask is None else self._always(buffer, index, place, mask)
+        row = None if mask is None or always is not None else self._row_or_none(buffer, index, mask)
+        if row is not None:
+            return self._emit(load_text(row, dtype, None), compute_dtype(dtype), depth, short)
         if mask is None or always is None:
             return self._emit(plain, compute_dtype(dtype), depth, short)
         text, room = f"keep({load_text(always[0], dtype, None)}, {mask.text})", always[1]

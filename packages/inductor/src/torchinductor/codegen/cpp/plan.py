@@ -24,7 +24,7 @@ from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.codegen.cpp.phases import in_phases
 from torchinductor.indexing import below, coefficient_of, product
-from torchinductor.ir import Apply, Axis, Body, Kernel, RandomBits, Reduce, Scan, Stage, Store
+from torchinductor.ir import Apply, Axis, Body, Indirect, Kernel, Load, RandomBits, Reduce, Scan, Stage, Store
 from torchinductor.scheduling.axes import split_axes
 from torchinductor.scheduling.online import join_passes
 
@@ -36,6 +36,8 @@ _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _FAR = 1 << 22  # elements of a kernel with lanes from which on one pass over memory is better than two
 _NARROW = 32  # elements of an innermost loop of sums within other loops, up to which each place has its own
+_OFTEN = 64  # what a size is taken for that nobody knows, where two are compared
+_SUM_LANES = 256  # places of their own, of an innermost loop of sums within other loops whose length nobody knows
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
 
 
@@ -90,7 +92,7 @@ class Layout:
     chunked: bool = False  # whether float32 sums go in blocks
     tile: Tile | None = None
     running: bool = False  # whether sums that run along the inner axis go in blocks
-    narrow: int = 0  # the length of an innermost loop whose sums are arrays: a vector at a time would be all of it
+    narrow: int = 0  # at most so long is an innermost loop whose sums are arrays: a vector at a time may be all of it
     ascending: bool = True  # whether there is one inner axis, so that positions along it only grow
 
 
@@ -157,13 +159,24 @@ def _conflict_free(index: IntExpr, axis: Axis, kernel: Kernel) -> bool:
 
 
 def _strides(kernel: Kernel, axis: Axis) -> list[tuple[IntExpr | None, int]]:
-    """(stride, weight) of the axis in each access; a store counts twice, an inner stage eight times."""
+    """(stride, weight) of the axis in each access; a store counts twice, an inner stage eight times, and what is small
+    beside what is looked up by it not at all."""
     found = []
     for stage in kernel.stages:
         factor = 8 if stage.kind == "inner" else 1
+        large = _looked_up(stage.body) & kernel.ranges.keys()
         for op in stage.body.accesses:
-            found.append((coefficient_of(op.index, axis.name), factor * (2 if isinstance(op, Store) else 1)))
+            weight = factor * (2 if isinstance(op, Store) else 1)
+            small = isinstance(op, Load) and bool(large) and not op.index.symbols() & large
+            found.append((coefficient_of(op.index, axis.name), 0 if small else weight))
     return found
+
+
+def _looked_up(body: Body) -> set[str]:
+    """The symbols in indices of what is read at places that tables tell: of axes along which it lies, and of places."""
+    places = {op.symbol for op in body.of(Indirect)}
+    indices = [op.index.symbols() for op in body.of(Load)] if places else []
+    return {name for names in indices if names & places for name in names}
 
 
 def _score(kernel: Kernel, axis: Axis) -> int:
@@ -181,12 +194,11 @@ def _score(kernel: Kernel, axis: Axis) -> int:
 
 
 def _extent(kernel: Kernel, axis: Axis) -> float:
-    """The largest stride of the axis, for the order of loops: a symbolic stride counts as large."""
+    """The largest stride of the axis, for the order of loops: of symbols, at sizes as they often are."""
     result = 0.0
     for stride, _ in _strides(kernel, axis):
         if stride is not None:
-            known = stride.as_int()
-            result = max(result, abs(known) if known is not None else 1e12)
+            result = max(result, abs(stride.evaluate(dict.fromkeys(stride.symbols(), _OFTEN))))
     return result
 
 
@@ -265,6 +277,10 @@ def _along_inner(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: 
     if around and last is not None and last <= _NARROW and (reduced is None or reduced > _SUM_BLOCK) and _sums(kernel):
         rows = _split(around[-1], _LANE_SUM_BLOCK, kernel.ranges[around[-1].var])
         return Layout(frame, (*around[:-1], *rows, _full(vector)), chunked=True, narrow=last)
+    if around and last is None and _sums(kernel):  # it may be as short as a vector, and all of it within another loop
+        rows = _split(around[-1], _LANE_SUM_BLOCK, kernel.ranges[around[-1].var])
+        block, lane = _split(_full(vector), _SUM_LANES, vector.size)
+        return Layout(frame, (*around[:-1], block, *rows, lane), chunked=True, narrow=_SUM_LANES)
     long = last is None or last > _SUM_BLOCK
     loops = _split(_full(vector), _SUM_BLOCK, vector.size) if long else (_full(vector),)
     return Layout(frame, (*around, *loops), chunked=reduced is None or reduced > _SUM_BLOCK)
