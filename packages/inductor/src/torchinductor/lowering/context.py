@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal, TypeAlias
 
@@ -16,7 +17,7 @@ from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
-from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
+from torchinductor.indexing import MOST_SHAPES, ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
 from torchinductor.ir import Axis, Buffer, Bundle, Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Ops, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
@@ -407,6 +408,7 @@ def same_strides(shape: Index, a: Index, b: Index) -> bool:
     )
 
 
+@lru_cache(maxsize=MOST_SHAPES)
 def same_order(shape: Index, a: Index, b: Index) -> bool:
     """Whether two strides surely lay out the dims of a shape in one order; those of size one do not count."""
     if same_strides(shape, a, b):
@@ -455,6 +457,7 @@ def order_like(shape: Index, like: TensorValue) -> Index | None:
     return in_order_of(shape, like.layout, like.shape)
 
 
+@lru_cache(maxsize=MOST_SHAPES)
 def in_order_of(shape: Index, hint: Index, of: Index | None = None) -> Index:
     """Strides without holes for a shape, in the order of those of another (`of`) of its rank."""
     sizes = shape if of is None else (*shape, *of)
