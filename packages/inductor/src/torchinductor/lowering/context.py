@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.effects import has_effect
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
@@ -27,7 +28,7 @@ OperandLayout: TypeAlias = Literal["exact", "order", "any"]
 """What of eager's layout an operand keeps: its strides, the order of its dims in memory, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewRef:
     """An operand of an ATen call: a strided view of a buffer."""
 
@@ -41,7 +42,7 @@ class ViewRef:
         return f"{self.buffer}[{', '.join(map(str, self.shape))}] strides ({', '.join(map(str, self.strides))}){offset}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flat:
     """An operator with lists among its results, as a function that gives all of them as one list."""
 
@@ -63,7 +64,7 @@ def flattened(results: object) -> Iterator[object]:
         yield results
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExternCall:
     """A call of an ATen overload (or of a prim's reference). Arguments may hold `ViewRef`s and `IntExpr`s."""
 
@@ -95,7 +96,7 @@ def _text(argument: object) -> str:
     return str(argument)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SeedCall:
     """Draws a seed into a 0-d int64 buffer."""
 
@@ -107,7 +108,7 @@ class SeedCall:
         return f"seed {self.name} on {self.device}\n  -> {self.output}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScalarRead:
     """Gives a data-dependent size symbol its value."""
 
