@@ -41,6 +41,7 @@ STATES: tuple[Callable[[], Any], ...] = (
     lambda: default_dtype(torch.float64),
     torch.no_grad,
     lambda: torch.backends.mkldnn.flags(enabled=False),
+    lambda: torch.device("meta"),
 )
 """What formulas read of the process."""
 
@@ -134,6 +135,16 @@ def test_what_has_symbols_or_data_has_no_form() -> None:
         assert form_of("add", (spec,), {"other": lacking}) is None
 
 
+def test_what_may_ask_for_the_current_device_has_no_form() -> None:
+    spec = TensorSpec((3, 5), (5, 1), torch.float32, CPU)
+    assert form_of("empty", ([3],), {"device": CPU}) is None  # or None: what is made of no tensor is made by default
+    assert form_of("to", (spec,), {"device": torch.device("cuda")}) is None
+    assert form_of("to", (spec,), {"device": torch.device("cuda", 1)}) is not None
+
+
 def test_lists_are_told_apart_from_what_is_in_them() -> None:
-    forms = {form_of("cat", args, {}) for args in (([1, 2], 3), ([1], 2, 3), (1, 2, 3), ([1, 2, 3],), ([[1, 2]], 3))}
+    spec = TensorSpec((3, 5), (5, 1), torch.float32, CPU)
+    forms = {
+        form_of("cat", (spec, *args), {}) for args in (([1, 2], 3), ([1], 2, 3), (1, 2, 3), ([1, 2, 3],), ([[1, 2]], 3))
+    }
     assert len(forms) == 5
