@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "placement",
             "samples",
         ),
-        ("arguments", "out_arguments", "warned", "flattenings"),
+        ("arguments", "call_forms", "out_arguments", "warned", "flattenings"),
         ("errors", "ledger", "promotion", "families"),
         ("higher_order", "records"),
         ("body_transforms",),

@@ -202,7 +202,7 @@ def _compile_trace(
         behind.begin()
     forward = begun()
     if compilers.shelf is not None:
-        _keep(compilers.shelf, outline_of(joint, parts, behind.reads), graph_of(source, parts), forward)
+        _keep(compilers.shelf, outline_of(joint, parts, behind.reads()), graph_of(source, parts), forward)
     return joint, training_callable(joint.metadata, parts, forward, behind)
 
 

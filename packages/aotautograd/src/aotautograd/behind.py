@@ -123,7 +123,9 @@ def behind_forward(
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
     apart = None if compilers.of_wrappers else wraps_others
-    return Behind(compile_backward, first.needs, gradients, cut, on_demand.reads, first.turns, first.begin, apart)
+    return Behind(
+        compile_backward, first.needs, gradients, cut, lambda: on_demand.reads, first.turns, first.begin, apart
+    )
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
@@ -158,7 +160,7 @@ def of_shelved(
             )  # no tensor of a caller is held
             assert parts is not None
             made = behind_forward(source, joint, parts, compilers, compile_program)
-        if not agree(outline_of(joint, parts, made.reads), outline, env):
+        if not agree(outline_of(joint, parts, made.reads()), outline, env):
             raise TracedOtherwise
         return made
 
@@ -200,7 +202,7 @@ def of_shelved(
         needs,
         lambda *call: behind("a derivative of the backward").gradients(*call),
         lambda *call: behind("the gradient of a result that others are computed from").cut(*call),
-        outline.reads,
+        lambda: outline.reads,
         turns,
         apart=wraps_others,
     )

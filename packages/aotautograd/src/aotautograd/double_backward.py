@@ -35,6 +35,7 @@ from aotautograd.schemas import (
     History,
     JointGraph,
 )
+from primtorch.once import cached_property
 from primtorch.printing import made_by
 from primtorch.symbolic import depends_on_data, hint_of, materialize
 from primtorch.wrappers import wraps_others
@@ -76,9 +77,6 @@ class GradientsOnDemand:
         kept_values: makes what finds values of the joint graph in the saved tensors, called at the first use.
         taken: what the joint graph's trace took for granted of sizes.
         compile_apart: compiles a program whose tangents may be tensors around others.
-
-    Attributes:
-        reads: places of the forward's inputs that it may read.
     """
 
     def __init__(
@@ -96,11 +94,15 @@ class GradientsOnDemand:
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
         self.make_kept_values = kept_values
-        self.reads = inputs_read(joint, saved_names)
         self.taken = taken
         self.kept_values: ForSizes[KeptValues] = ForSizes(taken, "values that the forward kept")
         self.programs: dict[object, GradientProgram] = {}
         self.compiled: dict[object, ForSizes[Callable[..., Sequence[object]]]] = {}
+
+    @cached_property
+    def reads(self) -> frozenset[int]:
+        """Places of the forward's inputs that it may read."""
+        return inputs_read(self.joint, self.saved_names)
 
     def __call__(
         self, inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]

@@ -53,7 +53,8 @@ class Behind:
         gradients: (forward's inputs, saved tensors, tangents, missing) -> results that autograd can follow, and how the
             gradients are made of them. It gets the inputs that it does not read, or that the program wrote, as None.
         cut: `gradients` where results are computed from others of them (`GradientsOnDemand.cut`).
-        reads: places of the forward's inputs that `gradients` needs.
+        reads: gives the places of the forward's inputs that `gradients` needs. Asked for when the backward has begun to
+            be compiled, which does not wait for the answer.
         turns: for each gradient its stage, and its turn among all, in which they are handed on.
         begin: begins with the backward that is likely.
         apart: whether the compiled backward cannot take a tangent, and `gradients` can; None: there is none such.
@@ -63,7 +64,7 @@ class Behind:
     needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
     gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, tuple[GradientInfo, ...]]]
     cut: Callable[..., object]
-    reads: frozenset[int]
+    reads: Callable[[], frozenset[int]]
     turns: tuple[tuple[int, int], ...]
     begin: Callable[[], None] = lambda: None
     apart: Callable[[object], bool] | None = None
@@ -186,7 +187,7 @@ def _history_plan(metadata: ProgramMetadata, partition: Partition, behind: Behin
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
-        held=_held(metadata, partition, behind.reads),
+        held=_held(metadata, partition, behind.reads()),
         saved=partition.num_saved_tensors,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -14,6 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 import torchinductor
 from aotautograd.outlines import bound, spelt
 from aotautograd.schemas import BackwardGraph
+from primtorch.frozen import record
 from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import own_line
 from primtorch.printing import MADE_BY
@@ -30,7 +30,7 @@ from torchinductor import KeptConstant
 NAMESPACES = ("aten", torchinductor.__name__)  # of operators: the program's own are in no graph that is kept
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Region:
     """What a node calls where that is an `InvokeSubgraph`, whose body is the graph at this place."""
 
@@ -40,7 +40,7 @@ class Region:
     tags: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptNode:
     """A node of a graph.
 
@@ -61,7 +61,7 @@ class KeptNode:
     donated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptModule:
     """A graph; a tensor that it holds is at the place of its node."""
 
@@ -70,7 +70,7 @@ class KeptModule:
     made_by: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptBackward:
     """A `BackwardGraph`: that of the backward, behind the bodies of the regions that it calls."""
 
@@ -120,18 +120,18 @@ class _Writer:
         self.names: dict[int, str] = {}
 
     def module(self, module: fx.GraphModule) -> int:
-        places: dict[fx.Node, int] = {}
+        places: dict[fx.Node, Node] = {}
         nodes: list[KeptNode] = []
         constants: list[KeptConstant] = []
         for place, node in enumerate(module.graph.nodes):
             if node.op == "get_attr":
                 constants.append(_constant(module, node, place))
             nodes.append(self.node(node, places))
-            places[node] = place
+            places[node] = Node(place)
         self.modules.append(KeptModule(tuple(nodes), tuple(constants), tuple(module.meta.get(MADE_BY, ()))))
         return len(self.modules) - 1
 
-    def node(self, node: fx.Node, places: Mapping[fx.Node, int]) -> KeptNode:
+    def node(self, node: fx.Node, places: Mapping[fx.Node, Node]) -> KeptNode:
         try:
             args, kwargs = argument(tuple(node.args), places), argument(dict(node.kwargs), places)
             target = self.target(node)

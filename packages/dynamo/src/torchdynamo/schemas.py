@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from torchdynamo.sources import Source
 
@@ -101,7 +102,7 @@ class AmbientRead:
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """One check. `user_frames` tells where the program read what is checked."""
 

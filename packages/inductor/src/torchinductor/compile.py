@@ -179,7 +179,8 @@ def begin_graph(
     options: InductorOptions | None = None,
     account: Account | None = None,
 ) -> BegunGraph:
-    """`compile_graph` up to where kernels are built, which goes on while the caller does something else.
+    """`compile_graph` up to where kernels are built, which goes on while the caller does something else: their builders
+    wait for nothing that can be done meanwhile.
 
     Raises:
         LoweringError, UnknownDevice: see `compile_graph`.
@@ -194,20 +195,25 @@ def begin_graph(
         account.ledger.add(Event(OPERATOR_BY_REFERENCE, account.title, name, frames))
     clock.lap("lower")
     operations = _planned(lowered, options, clock)
-    sources = _generate(operations, options, clock)
+    try:
+        sources = _generate(operations, options, clock)
+    except Exception:
+        verify_kernels(operations)  # what has no text may be unsound, and this says of what
+        raise
     clock.lap("generate")
     kernels = sum(len(found.unique) for found in sources.values())
     clock.at("build", 0, kernels)
     building = {device: codegen_for(device).begin(found.unique, options) for device, found in sources.items()}
     clock.lap("build")
-    origins = Origins.of(gm)
-    known: Program | None = None
-    if len(sources) < 2:  # kernels of one kind: which are where is known while they are built
-        known = _program(lowered, operations, sources, {}, options, origins)
-        clock.lap("emit")
 
     def finish() -> CompiledGraph:
         clock.resume()
+        verify_kernels(operations)
+        origins = Origins.of(gm)
+        known: Program | None = None
+        if len(sources) < 2:  # kernels of one kind: which are where is known while they are built
+            known = _program(lowered, operations, sources, {}, options, origins)
+        clock.lap("emit")
         built = {device: begun.finish() for device, begun in building.items()}
         clock.lap("build")
         program = _with_kernels(known or _program(lowered, operations, sources, built, options, origins), built)
@@ -236,7 +242,6 @@ def _planned(lowered: Lowered, options: InductorOptions, clock: _Clock) -> list[
         check(operations)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
-    verify_kernels(operations)
     return operations
 
 
@@ -250,6 +255,7 @@ def planned_program(gm: fx.GraphModule, options: InductorOptions | None = None) 
     options = options or InductorOptions()
     lowered = lower_graph(gm, options, takes, traits_of=traits_of)
     operations = _planned(lowered, options, _Clock())
+    verify_kernels(operations)
     sources = _generate(operations, options, _Clock())
     built = {device: Built() for device in sources}
     return _program(lowered, operations, sources, built, options, Origins.of(gm))

@@ -23,6 +23,7 @@ Index: TypeAlias = tuple[IntExpr, ...]
 ZERO = constant(0)
 ONE = constant(1)
 _MOST_DIVISORS = 4  # of quotients in what is compared
+MOST_SHAPES = 4096  # of which answers are remembered: the layers of a model have the same few
 
 
 @lru_cache(maxsize=4096)
@@ -58,6 +59,11 @@ def is_one(expr: IntExpr) -> bool:
 
 def product(sizes: Iterable[IntExpr]) -> IntExpr:
     """The product of sizes; one for none."""
+    return _product(tuple(sizes))
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _product(sizes: Index) -> IntExpr:
     result, factor = ONE, 1
     for size in sizes:
         known = size.as_int()
@@ -81,6 +87,11 @@ def many_times(whole: IntExpr, part: IntExpr, least: int) -> bool:
 
 def contiguous_strides(shape: Sequence[IntExpr]) -> Index:
     """Row-major strides of a shape, in elements. A size of zero counts as one, as in torch."""
+    return _contiguous_strides(tuple(shape))
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _contiguous_strides(shape: Index) -> Index:
     strides: list[IntExpr] = []
     step = ONE
     for size in reversed(shape):
@@ -333,9 +344,19 @@ def _innermost_call(expr: IntExpr) -> Call | None:
 
 def simplify(expr: IntExpr, ranges: Ranges) -> IntExpr:
     """The expression without the divisions that the ranges make superfluous."""
+    for monomial in expr.terms:
+        for atom in monomial:
+            if type(atom) is Call:
+                own = tuple([(name, ranges[name]) for name in sorted(expr.symbols()) if name in ranges])
+                return _simplified(expr, own)
+    return expr
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _simplified(expr: IntExpr, own: tuple[tuple[str, IntExpr], ...]) -> IntExpr:
+    """`own`: the sizes of the loop variables in it, which alone say anything of it."""
+    ranges = dict(own)
     calls = [a for m in expr.terms for a in m if isinstance(a, Call)]
-    if not calls:
-        return expr
     replaced = {}
     for atom in calls:
         if atom not in replaced:
@@ -460,7 +481,8 @@ def coefficient_of(expr: IntExpr, name: str) -> IntExpr | None:
     return IntExpr(found)
 
 
-def broadcast_strides(shape: Sequence[IntExpr], strides: Sequence[IntExpr], new: Sequence[IntExpr]) -> Index | None:
+@lru_cache(maxsize=MOST_SHAPES)
+def broadcast_strides(shape: Index, strides: Index, new: Index) -> Index | None:
     """Strides of a reshape of a strided tensor that needs no copy, None when it needs one (or it is not provable)."""
     result: list[IntExpr] = [ZERO] * len(new)
     for olds, news in matching_groups(shape, new):

@@ -8,11 +8,12 @@ for data-dependent ones, from `ReadScalar`. The executors evaluate them by their
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.ledger import own_line
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, IntExpr
@@ -26,14 +27,14 @@ Launcher: TypeAlias = Callable[
 ]  # of tensors, symbols, grid
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """A reference to the tensor in a slot, inside an `AtenCall`'s arguments or an `Output`."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorInput:
     """A graph input that is a tensor: its strides are those that the kernels were generated for."""
 
@@ -45,7 +46,7 @@ class TensorInput:
     strides: tuple[Size, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolInput:
     """A graph input that is an int or a float (whose 64 bits the symbol holds): the value of `symbol`, or unused if it
     has no symbol."""
@@ -54,7 +55,7 @@ class SymbolInput:
     symbol: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Alloc:
     """slots[dst] = empty_strided(shape, strides, dtype, device)."""
 
@@ -65,14 +66,14 @@ class Alloc:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Free:
     """Drops the tensor in `slot`."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """slots[dst] = a strided view over the memory of slots[src].
 
@@ -88,7 +89,7 @@ class View:
     dtype: torch.dtype | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Claim:
     """slots[dst] = a strided view over the memory of slots[src], an input, from its first element on: where nobody but
     the program holds that memory, it is an allocator's, and long enough. Else slots[dst] = empty_strided(...)."""
@@ -101,7 +102,7 @@ class Claim:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelCall:
     """Calls `Program.kernels[kernel]` as `int(void* const* buffers, const int64_t* symbols)`.
 
@@ -114,7 +115,7 @@ class KernelCall:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TritonCall:
     """Launches `Program.launchers[kernel]` on a grid; its arguments are the buffers' pointers, then the symbols."""
 
@@ -125,7 +126,7 @@ class TritonCall:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AtenCall:
     """Calls an overload (or another Python callable) on slots; nested tuples and lists may hold `Slot`s,
     `IntExpr`s and `FloatExpr`s.
@@ -139,7 +140,7 @@ class AtenCall:
     dsts: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RandomSeed:
     """slots[dst] = an int64 0-d tensor drawn from the device's default generator."""
 
@@ -147,7 +148,7 @@ class RandomSeed:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadScalar:
     """The data-dependent `symbol` takes the value of the one-element tensor in `src` (on a GPU this synchronises)."""
 
@@ -155,7 +156,7 @@ class ReadScalar:
     src: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Require:
     """Ends the run where a number that the data told is none that the program was compiled for. It stands behind the
     read of the number, before any kernel that reaches as far into memory as the number says.
@@ -176,7 +177,7 @@ class Require:
         return f"{where}a number that the data told is refused: {self.condition} does not hold"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expect:
     """Holds an ATen result to the layout that its readers were compiled for.
 
@@ -195,7 +196,7 @@ class Expect:
     frames: tuple[UserFrame, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """What the program returns; always the last instruction."""
 
@@ -218,7 +219,7 @@ Instruction: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """What an instruction does that takes time: a generated kernel, or a call of an operator. For people alone.
 
@@ -246,7 +247,7 @@ class Part:
         return self.read + self.written
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """Everything an executor needs. `kernels` are function addresses; `keepalive` holds the libraries they live in."""
 

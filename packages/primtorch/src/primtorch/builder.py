@@ -11,6 +11,7 @@ from torch import fx
 
 from primtorch import prims
 from primtorch.arguments import Number, Sizes, TensorLike
+from primtorch.call_forms import Form, form_of, is_described
 from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strides, product, wrap_dim
 from primtorch.nodes import new_node
 from primtorch.prims import Prim
@@ -246,6 +247,7 @@ class Builder:
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._carriers: dict[str, tuple[fx.Node, int]] = {}  # dimensions of inputs that have a symbol as their size
         self._known: dict[object, object] = {}
+        self._metas: dict[Form, object] = {}
         self.offsets: dict[fx.Node, tuple[Value, Sequence[Sizes]]] = {}
 
     # --- recording -------------------------------------------------------------------------------
@@ -286,13 +288,25 @@ class Builder:
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
         else:
-            specs = prim.meta(
-                *[a.spec if type(a) is Value else _specs(a) for a in args], **{k: _specs(v) for k, v in kwargs.items()}
-            )
+            specs = self._meta(prim, args, kwargs)
         target: Callable[..., object] = prim
         if self.rewrite is not None:
             target, args, kwargs = self.rewrite(self, prim, args, kwargs)
         return self.record(target, args, kwargs, specs, prim.name)
+
+    def _meta(self, prim: Prim, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        """What the prim says of its result: once for calls of one form."""
+        given = [a.spec if type(a) is Value else _specs(a) for a in args]
+        named = {k: _specs(v) for k, v in kwargs.items()} if kwargs else {}
+        form = form_of(prim, given, named)
+        if form is None:
+            return prim.meta(*given, **named)
+        known = self._metas.get(form)
+        if known is None:
+            known = prim.meta(*given, **named)
+            if is_described(known):
+                self._metas[form] = known
+        return known
 
     def _equate(self, val: Any, known: Any) -> None:
         """`val` describes `known` too: its data-dependent sizes, symbols of their own, are the same numbers."""

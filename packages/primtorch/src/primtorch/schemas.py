@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 import torch
+
+from primtorch.frozen import record
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 """How the names of torch's own files begin."""
@@ -22,7 +23,7 @@ DONATED = "donated"
 graph may write over it, where at that call nobody else holds it any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UserFrame:
     """One line of the user's program."""
 

@@ -6,13 +6,13 @@ Sizes that are symbols stand there as expressions, which belong to no capture (`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from primtorch.fake import FakeMode, FakeTensor
+from primtorch.frozen import record
 from primtorch.records import Codec
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import FloatExpr, IntExpr, spelt
@@ -29,14 +29,14 @@ from torchdynamo.kept.symbols import KnownSymbols
 from torchdynamo.sources import Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Node:
     """A node of a graph, by its place."""
 
     place: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """What a node gives: a tensor of this description, with expressions for sizes that are symbols."""
 
@@ -44,7 +44,7 @@ class Value:
     requires_grad: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Number:
     """What a node gives: a number that is known at each call."""
 
@@ -71,7 +71,7 @@ def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
     Raises:
         NotKept: it holds what has no form as text: graphs within it, operators of the program's own.
     """
-    places: dict[fx.Node, int] = {}
+    places: dict[fx.Node, Node] = {}
     rows = []
     for place, node in enumerate(graph.graph.nodes):
         if node.op in ("get_attr", "call_module") or node.meta.keys() - _KNOWN:
@@ -82,7 +82,7 @@ def written(graph: fx.GraphModule, writer: Writer) -> list[Row]:
         value = None if node.op == "placeholder" and isinstance(value, torch.Tensor) else _value(value)
         stack = writer.stack(tuple(node.meta.get("stack") or ()))
         rows.append([node.op, node.name, target, args, kwargs, value, stack, bool(node.meta.get("effect"))])
-        places[node] = place
+        places[node] = Node(place)
     return rows
 
 
@@ -93,7 +93,7 @@ def _name_of(target: object) -> str:
         raise NotKept(str(error)) from None
 
 
-def argument(value: object, places: Mapping[fx.Node, int]) -> object:
+def argument(value: object, places: Mapping[fx.Node, Node]) -> object:
     """An argument of a node, with others by their places.
 
     Raises:
@@ -101,7 +101,7 @@ def argument(value: object, places: Mapping[fx.Node, int]) -> object:
     """
     kind = type(value)
     if kind is fx.Node:
-        return Node(places[value])  # type: ignore[index]
+        return places[value]  # type: ignore[index]
     if kind in _AS_THEY_ARE:
         return value
     if kind is tuple or kind is torch.Size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from primtorch.frozen import record
 from torchinductor.errors import InductorError, UnknownDevice
 from torchinductor.ir import Bundle, Kernel, Template, TemplateKind, loops_of
 from torchinductor.ops import ELEMENTWISE
@@ -19,7 +20,7 @@ from torchinductor.program import Instruction, Launcher
 from torchinductor.schemas import DeviceTraits, InductorOptions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelSource:
     """A kernel as source text. Kernels with equal `text` are built once: the text must not depend on buffers' names.
 
@@ -33,7 +34,7 @@ class KernelSource:
     origins: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Built:
     """Loaded kernels, one entry a source: addresses for `Program.kernels`, or handles for `Program.launchers`.
 
@@ -51,7 +52,7 @@ class Built:
     cache_misses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Building:
     """Sources that are being built.
 

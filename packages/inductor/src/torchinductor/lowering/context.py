@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal, TypeAlias
 
@@ -12,11 +13,12 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.effects import has_effect
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
-from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
+from torchinductor.indexing import MOST_SHAPES, ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
 from torchinductor.ir import Axis, Buffer, Bundle, Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Ops, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
@@ -26,7 +28,7 @@ OperandLayout: TypeAlias = Literal["exact", "order", "any"]
 """What of eager's layout an operand keeps: its strides, the order of its dims in memory, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewRef:
     """An operand of an ATen call: a strided view of a buffer."""
 
@@ -40,7 +42,7 @@ class ViewRef:
         return f"{self.buffer}[{', '.join(map(str, self.shape))}] strides ({', '.join(map(str, self.strides))}){offset}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flat:
     """An operator with lists among its results, as a function that gives all of them as one list."""
 
@@ -62,7 +64,7 @@ def flattened(results: object) -> Iterator[object]:
         yield results
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExternCall:
     """A call of an ATen overload (or of a prim's reference). Arguments may hold `ViewRef`s and `IntExpr`s."""
 
@@ -94,7 +96,7 @@ def _text(argument: object) -> str:
     return str(argument)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SeedCall:
     """Draws a seed into a 0-d int64 buffer."""
 
@@ -106,7 +108,7 @@ class SeedCall:
         return f"seed {self.name} on {self.device}\n  -> {self.output}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScalarRead:
     """Gives a data-dependent size symbol its value."""
 
@@ -407,6 +409,7 @@ def same_strides(shape: Index, a: Index, b: Index) -> bool:
     )
 
 
+@lru_cache(maxsize=MOST_SHAPES)
 def same_order(shape: Index, a: Index, b: Index) -> bool:
     """Whether two strides surely lay out the dims of a shape in one order; those of size one do not count."""
     if same_strides(shape, a, b):
@@ -455,6 +458,7 @@ def order_like(shape: Index, like: TensorValue) -> Index | None:
     return in_order_of(shape, like.layout, like.shape)
 
 
+@lru_cache(maxsize=MOST_SHAPES)
 def in_order_of(shape: Index, hint: Index, of: Index | None = None) -> Index:
     """Strides without holes for a shape, in the order of those of another (`of`) of its rank."""
     sizes = shape if of is None else (*shape, *of)

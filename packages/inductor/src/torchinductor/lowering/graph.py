@@ -290,7 +290,7 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     if isinstance(meta, torch.SymFloat) and not isinstance(node.target, Prim):
         return float_expr_of(meta)
     kwargs = {name: _given(arg, values) for name, arg in node.kwargs.items()}
-    args = tuple(_plain(_given(arg, values)) for arg in node.args)
+    args = tuple([_argument(arg, values) for arg in node.args])
     if node.target is operator.getitem:
         return cast("Sequence[object]", args[0])[cast("int", args[1])]
     if node.target is torch.ops.aten.clone.default and _is_plain(args, kwargs, meta):  # what is kept beside a result
@@ -330,13 +330,14 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         return biased
     if prim.name in gather.SCATTERS and _needs_order(ctx, meta):
         return _opaque(ctx, prim, args, kwargs, meta)
-    if prim.name == "bitcast" and _holds(_is_float8, args, meta):
+    dtypes = _dtypes(args, meta)
+    if prim.name == "bitcast" and any(map(_is_float8, dtypes)):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if prim.family == "view" and _is_matrix_of_points(node, args[0]):
         ctx.realize(
             cast("TensorValue", args[0])
         )  # else what makes it has a matrix's loops, and joins no sums of images
-    if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
+    if rule is None or any(map(_is_complex, dtypes)) or (prim.family != "view" and any(map(_is_float8, dtypes))):
         return _opaque(ctx, prim, args, kwargs, meta)
     try:
         result = rule(ctx, *args, **kwargs)
@@ -352,12 +353,9 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
 
 def _is_plain(args: tuple[object, ...], kwargs: Mapping[str, object], meta: object) -> bool:
     """Whether the argument of a copy is a value that kernels read and write."""
-    return (
-        len(args) == 1
-        and isinstance(args[0], TensorValue)
-        and not kwargs
-        and not (_holds(_is_complex, args, meta) or _holds(_is_float8, args, meta))
-    )
+    if len(args) != 1 or not isinstance(args[0], TensorValue) or kwargs:
+        return False
+    return not any(_is_complex(dtype) or _is_float8(dtype) for dtype in _dtypes(args, meta))
 
 
 def _copied(ctx: Context, value: object, meta: object) -> TensorValue:
@@ -453,6 +451,18 @@ def _given(arg: Argument, values: Mapping[fx.Node, object]) -> object:
     return found
 
 
+def _argument(arg: Argument, values: Mapping[fx.Node, object]) -> object:
+    """An argument of a prim with the values in the nodes' places, as rules take it."""
+    kind = type(arg)
+    if kind is fx.Node:
+        value = values[arg]  # type: ignore[index]
+        return value if type(value) is TensorValue else _plain(value)
+    return arg if kind in _ATOMS else _plain(_given(arg, values))
+
+
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
+
 def _plain(arg: object) -> object:
     """SymInts and SymFloats in arguments as expressions; FX's immutable lists as tuples."""
     if isinstance(arg, torch.SymInt):
@@ -464,10 +474,17 @@ def _plain(arg: object) -> object:
     return arg
 
 
-def _holds(kind: Callable[[torch.dtype], bool], args: object, meta: object) -> bool:
-    """Whether an operand or a result is of a kind of dtype."""
-    operands = [v.dtype for v in flattened(args) if isinstance(v, TensorValue)]
-    return any(map(kind, operands)) or any(kind(m.dtype) for m in flattened(meta) if hasattr(m, "dtype"))
+def _dtypes(args: tuple[object, ...], meta: object) -> set[torch.dtype]:
+    """Those of the operands and the results."""
+    found = {value.dtype for value in args if isinstance(value, TensorValue)}
+    for value in args:
+        if type(value) is tuple:
+            found |= _dtypes(value, None)
+    if _is_list(meta):
+        return found.union(m.dtype for m in flattened(meta) if hasattr(m, "dtype"))
+    if hasattr(meta, "dtype"):
+        found.add(meta.dtype)
+    return found
 
 
 def _is_complex(dtype: torch.dtype) -> bool:
@@ -584,20 +601,21 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
 
 def _realize_if_shared(ctx: Context, node: fx.Node, value: TensorValue) -> None:
     data = cast("Lazy", value.data)
-    reads = _large_reads(ctx, value)
-    # What is made of no memory, or of little, is as large as any value once it is stored.
-    cheap = _CHEAP if reads else max(_CHEAP, ctx.traits_of(value.device).recomputed)
-    shared = len(node.users) > 1 and (
-        data.heavy
-        or data.cost > cheap
-        or reads > 1
-        or any(True for _ in products_of(node))  # these want it in memory anyway
-    )
+    shared = len(node.users) > 1 and _is_dear(ctx, node, value)
     if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
         if value.narrower is None or _wanted_in_memory(node):
             realize_for_products(ctx, node, value)
         else:
             ctx.store(value)
+
+
+def _is_dear(ctx: Context, node: fx.Node, value: TensorValue) -> bool:
+    """Whether a value that several nodes read is to be stored for them."""
+    reads = _large_reads(ctx, value)
+    # What is made of no memory, or of little, is as large as any value once it is stored.
+    cheap = _CHEAP if reads else max(_CHEAP, ctx.traits_of(value.device).recomputed)
+    products = products_of(node)  # these want it in memory anyway
+    return value.heavy or value.cost > cheap or reads > 1 or any(True for _ in products)
 
 
 def _wanted_in_memory(node: fx.Node) -> bool:

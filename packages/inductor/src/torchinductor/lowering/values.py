@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
 from torchinductor.ir import Load as LoadOp
@@ -21,7 +21,7 @@ Size: TypeAlias = int | IntExpr
 Sizes: TypeAlias = Sequence[Size]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Strided:
     """Elements at offset + sum(index * strides) of a buffer."""
 
@@ -30,7 +30,7 @@ class Strided:
     offset: IntExpr = ZERO
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lazy:
     """A computation by index. `cost` counts its operations, `reads` the buffers it loads, `heavy` says that it calls a
     transcendental function: these decide whether it is worth storing. `narrower` is the value that this one is a

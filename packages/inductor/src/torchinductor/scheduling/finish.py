@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import product, rename
 from torchinductor.ir import (
@@ -35,7 +36,7 @@ from torchinductor.scheduling.axes import merge_axes
 from torchinductor.schemas import DeviceTraits
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """What a stage stored: where to find the value again."""
 
@@ -110,7 +111,7 @@ def _finished(kernel: Kernel, numbers: tuple[int, ...], traits: DeviceTraits) ->
     return (merge_axes(_without_dead_stores(merged, live)),)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Choice:
     """What a kernel computes again in a later stage, and what it stores and loads."""
 

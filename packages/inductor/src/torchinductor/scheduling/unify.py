@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import contiguous_strides, dot, matching_groups, product
 from torchinductor.ir import Axis, Kernel, Recorder, Stage, StageKind
@@ -14,7 +15,7 @@ from torchinductor.ir import Axis, Kernel, Recorder, Stage, StageKind
 Joined: TypeAlias = tuple[tuple[Axis, ...], tuple[Stage, ...], tuple[Stage, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unified:
     """Common axes, and each side's old variables in terms of them."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, number, product
 from torchinductor.ir import Apply, Axis, Body, Constant, IndexExpr, Indirect, Kernel, Load, Reduce, ToDtype
@@ -59,7 +60,7 @@ UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 _COMPARING = (Load, Apply, ToDtype, Constant, IndexExpr, Indirect, Reduce)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """How a kernel whose axes are merged is laid out."""
 

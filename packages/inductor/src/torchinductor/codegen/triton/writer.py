@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import PLACEHOLDER, described, name_of
 from torchinductor.indexing import number, product
@@ -20,7 +21,7 @@ from .plan import Layout
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Form:
     """What the text of a kernel is made of.
 
@@ -43,7 +44,7 @@ class Form:
         return "".join((*(text for _, text in self.functions), self.body))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TritonSource:
     """One kernel's text, and what compiling and launching it takes."""
 
