@@ -69,33 +69,6 @@ def masked_select_backward(grad: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros_like(x.expand(shape)).masked_scatter(mask, grad)
 
 
-def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tensor:
-    """The sum, over the products that an element is in, of what lies beside it.
-
-    Torch's own program that looks at no data has a step for each element along the dim. Without a zero in front of an
-    element, what lies beside it is the product over the element. The first zero of a row has the products without it;
-    behind it all products are zero, whatever one element is.
-    """
-    if x.dim() == 0:
-        return grad * 1
-    conjugate = x.conj()
-    zero = x.eq(0)
-    before = zero.to(torch.int64).cumsum(dim)
-    first = zero & before.eq(1)
-    one = torch.ones_like(x)
-
-    def sum_from(part: Tensor) -> Tensor:
-        return part.flip(dim).cumsum(dim).flip(dim)
-
-    beside = sum_from((grad * output.conj()).masked_fill(before.ne(0), 0)) / torch.where(zero, one, conjugate)
-    without = torch.where(first, one, conjugate).cumprod(dim)
-    of_zero = (grad * without).masked_fill(before.ne(1), 0).sum(dim, keepdim=True)
-    found = torch.where(first, of_zero, beside.masked_fill(before.ne(0), 0))
-    any_zero = zero.any()
-    quotient = sum_from(grad * output.conj()) / torch.where(any_zero, one, conjugate)
-    return torch.where(any_zero, found, quotient).contiguous()
-
-
 def unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     """Pieces of equal sizes but for the last. How many there are is a number."""
     if x.dim() == 0 or chunks <= 0:
@@ -178,7 +151,6 @@ PROGRAMS: Final[dict[str, Callable[..., object]]] = {
     "block_diag": block_diag,
     "take_along_dim": take_along_dim,
     "masked_select_backward": masked_select_backward,
-    "cumprod_backward": cumprod_backward,
     "unsafe_chunk": unsafe_chunk,
     "stft": stft,
     "linalg_multi_dot": multi_dot,
