@@ -4,6 +4,7 @@ eager, and circular borders as one kernel."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import torchcompile
+from primtorch.ledger import LEDGER, Effect, of
 
 Tensor = torch.Tensor
 Write = tuple[int, int, int, int, int]  # dim, start, length, and where what is copied begins; -1: the input; doubled
@@ -108,3 +110,25 @@ def test_sums_of_short_and_long_rows_of_symbolic_sizes(name: str, last: bool) ->
         bound = 2 * float((eager.double() - exact).abs().max()) + 4 * unit
         assert float((found.double() - exact).abs().max()) <= bound, f"seed {seed}: {tuple(x.shape)}"
         assert found.stride() == eager.stride(), f"seed {seed}: {tuple(x.shape)}"
+
+
+def test_more_rows_are_written_than_python_has_frames() -> None:
+    """Each write stands on the one before: who looks back through them must not call itself for each."""
+    rows = sys.getrecursionlimit() + 100
+
+    def program(x: Tensor) -> Tensor:
+        written = torch.zeros_like(x)
+        for row in range(rows):
+            written[row : row + 1] = x[row : row + 1] * (row % 7)
+        return written
+
+    LEDGER.clear()
+    x = torch.randn(rows, 2, dtype=torch.float64, requires_grad=True)
+    found = torchcompile.compile(program, fullgraph=True)(x)
+    found.sum().backward()
+    assert (
+        torch.equal(found, program(x))
+        and x.grad is not None
+        and torch.equal(x.grad[:, 0], torch.arange(rows).double() % 7)
+    )
+    assert not of(LEDGER.events, Effect.FALLBACK)

@@ -84,8 +84,7 @@ def aot_module(
         eager_random: random numbers are drawn by ATen's operators, as in eager. Prims have a generator of their own:
             for the same seed the numbers are the same in each run, but not eager's.
         stages: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each
-            by a graph of its own; within a group they come in its order, and before the last group those of all other
-            inputs.
+            by a graph of its own; within a group they come in its order, and those of other inputs before the last.
         shelf: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
             have the examples' metadata, without wrappers, with `distinct_inputs` and at most one stage.
 

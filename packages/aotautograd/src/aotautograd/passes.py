@@ -301,8 +301,7 @@ _LAID_OUT_ALIKE = frozenset(
 def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     """Replaces operators that return their argument's value by the argument.
 
-    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as
-    memory of
+    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as memory of
     its own.
     """
     apart = {n for n in distinct if isinstance(n, fx.Node)}
@@ -337,10 +336,11 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
 
 def _may_be_a_part(node: fx.Node) -> bool:
     """Whether the node's value may begin behind the beginning of its memory."""
-    memory = memory_of(node)
-    if memory.op == "call_function" and memory.target in _LAID_OUT_ALIKE:
-        like = _source(memory)
-        return memory is not node or like is None or _may_be_a_part(like)
+    while (memory := memory_of(node)) is node and node.op == "call_function" and node.target in _LAID_OUT_ALIKE:
+        like = _source(node)
+        if like is None:
+            return True
+        node = like  # a loop writes a thousand of these
     return memory is not node or memory.op in ("placeholder", "get_attr")
 
 

@@ -80,6 +80,8 @@ from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import own_dict
 
+_Copied = tuple[dict[int, object], object]  # a deep copy of a tensor: the memo, and the tensor's memory
+
 
 class CallingWorld(World, Protocol):
     """The world of a capture, as calls see it."""
@@ -110,18 +112,10 @@ class Calls:
         self.process_groups = ProcessGroups(outside)
         self.works = Works(outside)
         self.overrides = Overrides(outside, world, interpreter)
-        self.copied: list[
-            tuple[dict[int, object], object]
-        ] = []  # deep copies of tensors: the memo, and the tensor's memory
-        groups = (self.process_groups, self.works)
+        self.copied: list[_Copied] = []
         rooms = (
-            self.emissions,
-            self.blocks,
-            self.overrides,
-            self.random_state,
-            self.duals,
-            *groups,
-        )
+            self.emissions, self.blocks, self.overrides, self.random_state, self.duals, self.process_groups, self.works,
+        )  # fmt: skip
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for known in rooms for function, rule in known.rules()},

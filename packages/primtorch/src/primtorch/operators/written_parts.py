@@ -20,6 +20,7 @@ from primtorch.spec import Size
 from primtorch.symbolic import expr_of, relate, shape_env_of
 
 _MOST = 8  # parts
+_DEEPEST = 4  # nodes that are looked through, one behind the other: programs write a thousand rows in a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +37,29 @@ class Part:
         return replace(self, start=start, stop=stop, offset=self.offset + (start - self.start))
 
 
-def part_of(b: Builder, x: Value, dim: int, start: Size, stop: Size) -> Value:
-    """A slice of what was written there, if that is one thing."""
-    found = _found(b, x, dim, start, stop)
+def part_of(b: Builder, x: Value, dim: int, start: Size, stop: Size, left: int = _DEEPEST) -> Value:
+    """A slice of what was written there, if that is one thing; `left`: how many nodes may be looked through."""
+    found = _found(b, x, dim, start, stop, left)
     return x.slice(dim, start, stop) if found is None else found
 
 
-def _found(b: Builder, x: Value, dim: int, start: Size, stop: Size) -> Value | None:
+def _found(b: Builder, x: Value, dim: int, start: Size, stop: Size, left: int) -> Value | None:
     """What was written there, None where nothing was; also through what was sliced and joined along another dim."""
-    parts, node = _parts(b, x, dim) or (), x.node
+    if not left:
+        return None
+    parts, node = _parts(b, x, dim, left) or (), x.node
     args: Any = node.args
     if len(parts) > 1:
         one = next((p for p in parts if _at_most(p.start, start) and _at_most(stop, p.stop)), None)
         if one is None:
             return None
         first = one.offset + (start - one.start)
-        return part_of(b, one.value, dim, first, first + (stop - start))
+        return part_of(b, one.value, dim, first, first + (stop - start), left - 1)
     if node.target is prims.slice and args[1] != dim and args[4] == 1:
-        inner = _found(b, _value(b, args[0]), dim, start, stop)
+        inner = _found(b, _value(b, args[0]), dim, start, stop, left - 1)
         return None if inner is None else inner.slice(args[1], _size(args[2]), _size(args[3]))
     if node.target is prims.cat and args[1] != dim and len(args[0]) <= _MOST:
-        sliced = (_found(b, _value(b, value), dim, start, stop) for value in args[0])
+        sliced = (_found(b, _value(b, value), dim, start, stop, left - 1) for value in args[0])
         joined = [value for value in sliced if value is not None]
         return b.cat(joined, args[1]) if len(joined) == len(args[0]) else None
     return None
@@ -64,19 +67,19 @@ def _found(b: Builder, x: Value, dim: int, start: Size, stop: Size) -> Value | N
 
 def with_part(b: Builder, x: Value, src: Value, dim: int, start: Size, stop: Size) -> Value:
     """x with the elements [start, stop) along a dim from `src`."""
-    parts = _parts(b, x, dim)
+    parts = _parts(b, x, dim, _DEEPEST)
     written = _overlaid(parts, Part(start, stop, src, 0)) if parts and len(parts) > 1 else None
     if written is None or any(p.value.node.op == "placeholder" and p.value.shape == x.shape for p in written):
         return b.emit(prims.slice_scatter, x, src, dim, start, stop, 1)  # an input may be written where it lies
     return b.cat([part_of(b, p.value, dim, p.offset, p.offset + (p.stop - p.start)) for p in written], dim)
 
 
-def _parts(b: Builder, x: Value, dim: int) -> Sequence[Part] | None:
+def _parts(b: Builder, x: Value, dim: int, left: int) -> Sequence[Part] | None:
     """What a tensor was written of along a dim, in order; None where there is no telling, or of too many."""
     node = x.node
     if node.target is prims.slice_scatter and node.args[2] == dim and node.args[5] == 1:
         base, src = (_value(b, arg) for arg in node.args[:2])
-        before = _parts(b, base, dim)
+        before = _parts(b, base, dim, left - 1) if left else None
         return None if before is None else _overlaid(before, Part(_size(node.args[3]), _size(node.args[4]), src, 0))
     if node.target is prims.cat and node.args[1] == dim:
         parts: list[Part] = []
