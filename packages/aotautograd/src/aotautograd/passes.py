@@ -301,8 +301,8 @@ _LAID_OUT_ALIKE = frozenset(
 def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     """Replaces operators that return their argument's value by the argument.
 
-    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as memory of
-    its own.
+    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as memory
+    of its own.
     """
     apart = {n for n in distinct if isinstance(n, fx.Node)}
     owner = {memory_of(n): n for n in apart}
