@@ -17,6 +17,9 @@ from primtorch.ledger import LEDGER, Effect, of
 Tensor = torch.Tensor
 Write = tuple[int, int, int, int, int]  # dim, start, length, and where what is copied begins; -1: the input; doubled
 SIDE = 12
+SIZES = ((SIDE, SIDE + 1), (SIDE + 3, SIDE + 2), (SIDE + 9, SIDE + 14))
+# What is written from the back begins within what is written in front of it at the first size, and behind it at others.
+MEETING: list[Write] = [(1, 0, 6, 2, 1), (0, 4, 6, 6, 1), (0, 0, 6, -1, 1)]
 
 
 def drawn(draw: random.Random) -> list[Write]:
@@ -29,12 +32,14 @@ def drawn(draw: random.Random) -> list[Write]:
 
 
 def program(writes: list[Write], fresh: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Into fresh memory or into a copy, by places that count from the front, or from the back where a size tells them."""
+    """Into fresh memory or into a copy, by places that count from the front, or from the back where a size tells them;
+    what is written is of a fixed length, or of all but so much."""
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         made = torch.zeros_like(x) if fresh else y.clone()
         for number, (dim, start, length, source, factor) in enumerate(writes):
-            back = x.shape[dim] - SIDE if number % 2 else 0
+            more = x.shape[dim] - SIDE
+            back, length = (more, length) if number % 2 else (0, length + (more if number % 4 == 2 else 0))
             taken = (x if source < 0 else made).narrow(dim, start if source < 0 else source + back, length)
             made.narrow(dim, start + back, length).copy_(taken * factor)
         return made * 2 + x - y
@@ -45,13 +50,13 @@ def program(writes: list[Write], fresh: bool) -> Callable[[Tensor, Tensor], Tens
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
 def test_drawn_writes(dynamic: bool) -> None:
     first = random.randrange(2**31)
-    for seed in range(first, first + 12):
-        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        writes = drawn(draw)
-        function = program(writes, draw.random() < 0.5)
+    draws = {seed: random.Random(seed) for seed in range(first, first + 12)}
+    cases = [(seed, drawn(draw), draw.random() < 0.5) for seed, draw in draws.items()]
+    for seed, writes, fresh in (*cases, (first, MEETING, False), (first, MEETING, True)):
+        generator, function = torch.Generator(), program(writes, fresh)
         torchcompile.reset()
         compiled = torchcompile.compile(function, fullgraph=True, dynamic=True if dynamic else None)
-        for rows, columns in ((SIDE, SIDE + 1), (SIDE + 3, SIDE + 2)) if dynamic else ((SIDE, SIDE + 1),):
+        for rows, columns in SIZES if dynamic else SIZES[:1]:
             found = []
             for call in (compiled, function):
                 generator.manual_seed(seed)

@@ -92,7 +92,8 @@ def _parts(b: Builder, x: Value, dim: int, left: int) -> Sequence[Part] | None:
 
 
 def _overlaid(parts: Sequence[Part], new: Part) -> Sequence[Part] | None:
-    """Parts with another one over them; None where it is not known what that covers."""
+    """Parts with another one over them; None where it is not known what that covers. That one size is not known to be
+    at most another says nothing: each step stands on what is known."""
     made: list[Part] = []
     placed = False
     for part in parts:
@@ -100,20 +101,18 @@ def _overlaid(parts: Sequence[Part], new: Part) -> Sequence[Part] | None:
             made.append(part)
             continue
         if not placed:
-            if _at_most(part.start, new.start):
-                made += [part.cut(part.start, new.start)] if not _at_most(new.start, part.start) else []
-            elif not _at_most(new.start, part.start):
+            if not (_at_most(part.start, new.start) and _at_most(new.start, part.stop)):
                 return None
+            if not _at_most(new.start, part.start):
+                made.append(part.cut(part.start, new.start))
             made.append(new)
             placed = True
         if _at_most(new.stop, part.start):
             made.append(part)
-        elif _at_most(part.stop, new.stop):
-            continue
-        elif _at_most(new.stop, part.stop):
+        elif not _at_most(part.stop, new.stop):
+            if not (_at_most(part.start, new.stop) and _at_most(new.stop, part.stop)):
+                return None
             made.append(part.cut(new.stop, part.stop))
-        else:
-            return None
     return made if placed and len(made) <= _MOST else None
 
 
