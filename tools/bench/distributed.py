@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_intervals import Recorder
+from gpu_intervals import Interval, Recorder
 
 # Multicast over NVLink stays off: a program that ends at the wrong moment leaves the switch in a state of its own.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -43,9 +43,9 @@ os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 COMPILERS = ("eager", "ours", "torch")
 WARM = 4  # steps in which graphs are made: the reducer makes its buckets behind the first
-PROFILED = 6  # steps
+RECORDED = 6  # steps
 Intervals = list[tuple[float, float]]
-Events = list[tuple[str, float, float]]  # name, begin and end, in microseconds
+Events = list[Interval]
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
 
 
 def hidden(ranks: Sequence[Events]) -> dict[str, Any]:
-    """What ran on the devices in `PROFILED` steps, in milliseconds a step.
+    """What ran on the devices in `RECORDED` steps, in milliseconds a step.
 
     Communication is what is under way in all ranks. It is hidden while any of them computes beside it: a rank that
     came first waits for that one in any case. Beside it, means of the ranks: `idle_ms`, communication under way where
     the rank itself computes nothing; the wait of its kernels for other ranks; all other kernels. `alone`: the longest
     of what nothing runs beside, as (milliseconds from the first kernel, milliseconds).
     """
-    scale = 1e-3 / PROFILED
+    scale = 1e-3 / RECORDED
     sent_by = transfers(ranks)
     computed_by = [
         union([(begin, end) for name, begin, end in events if not is_communication(name)]) for events in ranks
@@ -374,8 +374,8 @@ class Bench:
         if self.cuda:
             self.recorder = Recorder()
             for candidate in self.candidates:
-                candidate.row.update(self._profiled(candidate))
-                self.say(f"{candidate.compiler}: profiled")
+                candidate.row.update(self._recorded(candidate))
+                self.say(f"{candidate.compiler}: recorded")
             self._print(rows)
         return rows
 
@@ -399,16 +399,16 @@ class Bench:
             self.synchronize()
             row["peak_mb"] = (torch.cuda.max_memory_allocated() - before + row["held"]) / 2**20
 
-    def _profiled(self, candidate: Candidate) -> dict[str, Any]:
+    def _recorded(self, candidate: Candidate) -> dict[str, Any]:
         self.step(candidate, 0)  # behind another compiler's
         self.synchronize()
         self.recorder.take()
         started = time.perf_counter()
-        for number in range(PROFILED):
+        for number in range(RECORDED):
             self.dist.barrier(self.on_hosts)  # a rank whose host is slower would fall back further in every step
             self.step(candidate, number)
         self.synchronize()
-        recorded = (time.perf_counter() - started) * 1e3 / PROFILED
+        recorded = (time.perf_counter() - started) * 1e3 / RECORDED
         ranks: list[Any] = [None] * self.world
         self.dist.all_gather_object(ranks, self.recorder.take())
         if self.events and self.rank == 0:

@@ -1,5 +1,5 @@
-// When a GPU's kernels, copies and fills ran, by CUPTI's activity records and nothing else: no record of a call of the
-// runtime or the driver, which take a launch as long again as it takes by itself.
+// When a GPU's kernels, copies and fills ran, by CUPTI's activity records and nothing else: none of the calls of the
+// runtime and the driver, which would lengthen each launch.
 #include <cxxabi.h>
 #include <dlfcn.h>
 

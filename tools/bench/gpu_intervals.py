@@ -1,8 +1,9 @@
 """When the kernels of a GPU ran, at little cost to the thread that launches them.
 
-torch.profiler records each call of the CUDA runtime and driver as well, which makes a step of many small kernels half
-as long again: where the device waits for the host it then shows another step than the one that users run. Here CUPTI
-records the device alone. A process that has used torch.profiler cannot: CUPTI has one client.
+torch.profiler records each call of the CUDA runtime and driver as well, which made a step of many small kernels half as
+long again (docs/results/h200_distributed.md): where the device waits for the host it then shows another step than the
+one that users run. Here CUPTI records the device alone. It is not for a process that uses torch.profiler, too: what
+CUPTI records goes to one reader.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import torchcompile
+import torchinductor.codegen.cpp.plan
 from primtorch.ledger import LEDGER, Effect, of
 
 Tensor = torch.Tensor
@@ -166,3 +167,19 @@ def test_zeros_in_a_cumulated_product() -> None:
             leaf = x.clone().requires_grad_()
             grads += torch.autograd.grad(function(leaf), leaf, tangent)
         torch.testing.assert_close(grads[0], grads[1], msg=lambda m: f"seed {seed}: {m}")
+
+
+def test_a_stride_that_some_sizes_have_none_of() -> None:
+    """The order of loops asks how large strides often are: there may be a size at which they are divided by zero."""
+    less = torchinductor.codegen.cpp.plan._OFTEN
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        rows = x.view(-1, y.shape[0] - less)
+        return rows.t().contiguous().sin() + rows.t()
+
+    LEDGER.clear()
+    compiled = torchcompile.compile(program, dynamic=True, fullgraph=True, options={"strict": True})
+    for width, count in ((6, 5), (4, 9)):
+        x, y = torch.randn(width * count, dtype=torch.float64), torch.randn(less + width)
+        torch.testing.assert_close(compiled(x, y), program(x, y))
+    assert not of(LEDGER.events, Effect.FALLBACK), LEDGER.events

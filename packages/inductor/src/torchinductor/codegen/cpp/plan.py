@@ -16,6 +16,7 @@ float32 sums go in blocks: at most about a thousand additions into one float32, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -198,8 +199,16 @@ def _extent(kernel: Kernel, axis: Axis) -> float:
     result = 0.0
     for stride, _ in _strides(kernel, axis):
         if stride is not None:
-            result = max(result, abs(stride.evaluate(dict.fromkeys(stride.symbols(), _OFTEN))))
+            result = max(result, _often(stride))
     return result
+
+
+def _often(stride: IntExpr) -> float:
+    """What it is at sizes as they often are; infinite where it is none there."""
+    try:
+        return abs(stride.evaluate(dict.fromkeys(stride.symbols(), _OFTEN)))
+    except ZeroDivisionError:  # a size over another one less `_OFTEN`
+        return math.inf
 
 
 def _order(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
