@@ -529,7 +529,7 @@ def launch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             rows += found
             print(table(found) if found else f"{name} failed\n{log[-3000:]}", flush=True)
             if arguments.log:
-                (Path(arguments.log) / f"{name}.log").write_text(log + "\n".join(lines))
+                (arguments.log / f"{name}.log").write_text(log + "\n".join(lines))
     return rows
 
 
@@ -576,10 +576,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="ranks, without torchrun")
     parser.add_argument("--seconds", type=float, default=600, help="for all of it, without torchrun")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to, without torchrun")
-    parser.add_argument("--log", help="folder for each case's output, without torchrun")
+    parser.add_argument("--log", type=Path, help="folder for each case's output, without torchrun")
     parser.add_argument("--events", type=Path, help="folder for what was recorded: each rank's [name, begin, end], us")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    for folder in filter(None, (arguments.log, arguments.events)):
+        folder.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:
         return work(arguments)
     import torch
