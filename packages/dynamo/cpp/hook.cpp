@@ -473,10 +473,11 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-// A pause does not uninstall the evaluator: an inactive evaluator costs a compare, switching costs far more.
-HookPause::HookPause() : paused_(std::exchange(thread_state.hook, nullptr)) {}
+// The evaluator is taken out where no other thread needs it: while one is installed, the interpreter calls Python
+// functions through C, without its specialised instructions.
+HookPause::HookPause() : paused_(exchange_hook(nullptr)) {}
 
-HookPause::~HookPause() { thread_state.hook = paused_; }
+HookPause::~HookPause() { Py_XDECREF(exchange_hook(paused_)); }
 
 void let_pass(PyCodeObject* code) {
   if (thread_state.hook != nullptr) thread_state.pass = code;
