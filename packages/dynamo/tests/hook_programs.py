@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.util
 import inspect
@@ -486,6 +487,66 @@ def check_hook_off_inside() -> None:
     with C.hook_enabled(C.Hook(callback)):
         assert user() == (1, "compiled")
     assert "helper" not in seen and "code" not in seen and seen.count("user") == 1
+
+
+def evaluator() -> int:
+    """The address of what evaluates this interpreter's frames."""
+    current = ctypes.pythonapi.PyInterpreterState_Get
+    current.restype = ctypes.c_void_p
+    get = ctypes.pythonapi._PyInterpreterState_GetEvalFrameFunc
+    get.argtypes, get.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return int(get(current()))
+
+
+def check_what_runs_with_the_hook_off_is_evaluated_by_the_interpreter() -> None:
+    """Python is called through C wherever an evaluator is installed: what the hook leaves alone does not pay for it."""
+    plain, seen = evaluator(), {}
+
+    def left() -> None:
+        seen["left alone, asked about what it calls"] = evaluator()
+
+    def below() -> None:
+        seen["left alone with all below"] = evaluator()
+
+    def compiled() -> None:
+        raise AssertionError
+
+    def code(inputs: Any) -> None:
+        seen["compiled code"] = evaluator()
+
+    def miss(callable: Any, flat: Any) -> Any:
+        seen["a miss"] = evaluator()
+        return C.Entry(None, code)
+
+    def callback(function: FunctionType) -> Any:
+        seen["the callback"] = evaluator()
+        return C.CompiledCallable(function, miss) if function is compiled else False if function is below else None
+
+    def program() -> dict[str, int]:
+        seen.clear()
+        with C.hook_enabled(C.Hook(callback)):
+            for function in (left, below, compiled, left):
+                function()
+        return dict(seen)
+
+    expected = {"the callback", "left alone with all below", "a miss", "compiled code"}
+    first = program()
+    assert evaluator() == plain and {name for name, address in first.items() if address == plain} == expected, first
+    ready, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with C.hook_enabled(C.Hook(callback)):
+            ready.set()
+            over.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait()
+    beside = program()
+    over.set()
+    thread.join()
+    assert plain not in beside.values(), "another thread needs it"
+    assert evaluator() == plain
 
 
 def check_hook_errors() -> None:
