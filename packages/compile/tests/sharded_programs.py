@@ -96,6 +96,14 @@ def _kept_gathered(model: nn.Module) -> nn.Module:
     return _shard(model, reshard_after_forward=False)
 
 
+def _gathered_ahead(model: nn.Module) -> nn.Module:
+    """Each layer asks for the parameters of the next before it computes."""
+    layers = list(_shard(model).layers)  # type: ignore[arg-type]
+    for layer, following in zip(layers, layers[1:], strict=False):
+        layer.set_modules_to_forward_prefetch([following])
+    return model
+
+
 def _flat(model: nn.Module, **settings: Any) -> nn.Module:
     def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
         return recurse or isinstance(module, nn.Linear)
@@ -191,6 +199,8 @@ CASES: Mapping[str, Sharded] = {
     "blocks_first": Sharded(_shard, _blocks, first=True),
     "mixed": Sharded(_shard_mixed, _whole),
     "kept_gathered": Sharded(_kept_gathered, _whole),
+    "gathered_ahead": Sharded(_gathered_ahead, _whole, accumulate=2),
+    "gathered_ahead_blocks": Sharded(_gathered_ahead, _blocks, first=True, between=_interrupted),
     "offloaded": Sharded(_offloaded, _whole),
     "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
     "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
