@@ -40,6 +40,35 @@ def test_an_index_is_what_it_was_within_each_of_several_ranges() -> None:
                 assert found.evaluate(values) == expr.evaluate(values), told
 
 
+def lines(draw: random.Random) -> IntExpr:
+    """How many windows a line of some length has: a sum, or a sum with a quotient."""
+    length = variable(draw.choice(("m", "n")))
+    windows = length + number(draw.choice((-2, -1, 1, 3)))
+    return draw.choice((windows, number(draw.choice((5, 9))) - length, (length - number(2)) // number(2) + number(1)))
+
+
+def test_a_position_in_lines_of_so_many_windows_is_taken_apart() -> None:
+    """The divisor is a sum of sizes, whose multiples stand in the index as products of their own."""
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    for _ in range(200):
+        inner, outer = lines(draw), draw.choice((lines(draw), number(4)))
+        place = (variable("i0") * outer + variable("i1")) * inner + variable("i2")
+        parts = {"i2": place % inner, "i1": place // inner % outer, "i0": place // inner // outer}
+        loose = (place + number(draw.choice((-1, 1, 2)))) // inner
+        for m, n in itertools.product((2, 3, 4), repeat=2):
+            values = {"m": m, "n": n}
+            sizes = {"i0": number(2), "i1": outer, "i2": inner}
+            if min(inner.evaluate(values), outer.evaluate(values)) < 1:
+                continue
+            for places in itertools.product(*(range(sizes[name].evaluate(values)) for name in sizes)):
+                at = dict(zip(sizes, places, strict=True)) | values
+                for name, expr in (*parts.items(), ("", loose)):
+                    found = simplify(expr, sizes)
+                    assert found.evaluate(at) == expr.evaluate(at), f"seed {seed}: {expr} as {found} at {at}"
+                    assert not name or found == variable(name), f"seed {seed}: {expr} as {found}"
+
+
 def test_strides_are_those_of_the_shape_and_the_order() -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)

@@ -405,6 +405,9 @@ def _floordiv(left: IntExpr, right: IntExpr, ranges: Ranges) -> IntExpr:
     whole, rest = _split_multiple(left, right)
     if below(rest, right, ranges):
         return whole // right
+    divided = _divided_by_sum(left, right, ranges)
+    if divided is not None:
+        return divided[0]
     factored = _common_factor(rest, right, ranges)
     if factored is not None:
         quotient, _, divisor, _ = factored
@@ -416,11 +419,40 @@ def _mod(left: IntExpr, right: IntExpr, ranges: Ranges) -> IntExpr:
     _, rest = _split_multiple(left, right)
     if below(rest, right, ranges):
         return rest
+    divided = _divided_by_sum(left, right, ranges)
+    if divided is not None:
+        return divided[1]
     factored = _common_factor(rest, right, ranges)
     if factored is not None:
         quotient, small, divisor, factor = factored
         return number(factor) * simplify(quotient % divisor, ranges) + small
     return rest % right
+
+
+def _divided_by_sum(left: IntExpr, right: IntExpr, ranges: Ranges) -> tuple[IntExpr, IntExpr] | None:
+    """left = q*right + r with 0 <= r < right, where `right` is a sum, such as how many windows of a line there are:
+    (q, r). None where neither is found: both are divided as polynomials in an atom that is a term of `right` by itself.
+    """
+    for monomial, sign in right.terms.items() if len(right.terms) > 1 else ():
+        if len(monomial) == 1 and sign in (1, -1) and sum(monomial[0] in other for other in right.terms) == 1:
+            quotient, rest = _divided_in(monomial[0], left, number(sign) * right)
+            if quotient.terms and below(rest, right, ranges):
+                return number(sign) * quotient, rest
+    return None
+
+
+def _divided_in(atom: Symbol | Call, left: IntExpr, right: IntExpr) -> tuple[IntExpr, IntExpr]:
+    """left = q*right + r, where right is the atom less what it has not: (q, r), r without the atom (Horner's rule)."""
+    powers: dict[int, dict[tuple[Symbol | Call, ...], int]] = {0: {}}
+    for monomial, coefficient in left.terms.items():
+        power = monomial.count(atom)
+        powers.setdefault(power, {})[tuple([a for a in monomial if a is not atom])] = coefficient
+    one = atom_expr(atom)
+    root, quotient, carried = one - right, ZERO, ZERO
+    for power in range(max(powers), 0, -1):
+        carried = carried * root + IntExpr(powers.get(power, {}))
+        quotient = quotient + carried * one ** (power - 1)
+    return quotient, carried * root + IntExpr(powers[0])
 
 
 def _common_factor(left: IntExpr, right: IntExpr, ranges: Ranges) -> tuple[IntExpr, IntExpr, IntExpr, int] | None:

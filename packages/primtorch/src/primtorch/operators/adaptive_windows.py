@@ -39,20 +39,21 @@ OP = Family("adaptive_windows")
 def _sums(b: Builder, x: Value, out: Sequence[Size]) -> Value:
     """Sums of the windows [floor(i*size/out), ceil((i+1)*size/out)) of the last dims, whatever the sizes are.
 
-    Each window is read by itself, and none of what lies outside of it: that may be infinite.
+    Along one dim after the other, so that what lies beside each other in memory is added up as a whole: rows, but along
+    the last dim, or channels. Each window is read by itself, and none of what lies outside of it: that may be infinite.
     """
     first = x.rank - len(out)
-    places, inside = [], []
-    for d, n in enumerate(out):
-        along = _adaptive_windows(b, x.shape[first + d], n, x.device)
-        beside = [*range(2 * d), *range(2 * d + 2, 2 * len(out))]  # axes: out_0, window_0, out_1, window_1, ...
+    behind = first == 2 and suggests_channels_last(x.shape, x.spec.strides)
+    spatial = [*range(first, x.rank)]
+    if behind:
+        x = x.permute([0, *spatial, 1])
+    for dim, n in enumerate(out, first - behind):
+        along = _adaptive_windows(b, x.shape[dim], n, x.device)
         number = b.iota(along.longest, x.device)
-        places.append(along.positions(number, 1).unsqueeze(*beside))
-        inside.append((along.first.unsqueeze(1) + number <= along.last.unsqueeze(1)).unsqueeze(*beside))
-    taken = b.emit(prims.index, x, (*(None,) * first, *places), False)
-    for one in inside:
-        taken = b.where(one, taken, 0)
-    return taken.sum(tuple(range(first + 1, first + 2 * len(out), 2)))
+        taken = b.emit(prims.index, x, (*(None,) * dim, along.positions(number, 1)), False)
+        inside = along.first.unsqueeze(1) + number <= along.last.unsqueeze(1)
+        x = b.where(inside.unsqueeze(*range(2, 1 + x.rank - dim)), taken, 0).sum((dim + 1,))
+    return x.permute([0, x.rank - 1, *(dim - 1 for dim in spatial)]) if behind else x
 
 
 # Elements of a window above which its rows are summed up first, and then their sums, where that goes by whole rows.
