@@ -141,6 +141,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "torchcompile": (
+        ("known_values",),
         ("errors", "events", "signature", "passes", "dumps", "store", "progress"),
         ("torch_options", "moved", "faults", "journal", "capability", "never_slower"),
         ("page",),

@@ -38,7 +38,7 @@ from torchcompile.faults.schemas import Program
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
-from torchcompile.passes import dense_attention_masks, plain_graph
+from torchcompile.passes import attention_masks, plain_graph
 from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, FrameTexts, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, program_form, shape_env, signature
@@ -218,7 +218,7 @@ def through_autograd(
     operators of `opset`; None leaves ATen's."""
     options = job.toolchain.options
     return aot_module(
-        dense_attention_masks(job.gm),
+        attention_masks(job.gm),
         inputs,
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),

@@ -127,6 +127,9 @@ _ASSIGNMENTS = frozenset(
 )  # fmt: skip
 
 
+_KEYWORDS = frozenset({"and_", "or_", "not_", "is_"})  # operators of Python that are words of its grammar
+
+
 RESTRIDES = frozenset({"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"})
 """Methods that give a tensor another shape or strides in place, in the memory that it has: torch tags them
 `inplace_view`. Each without its last letter is that of the view."""
@@ -134,6 +137,8 @@ RESTRIDES = frozenset({"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_"
 
 def is_inplace(name: str) -> bool:
     """Whether a function of torch, a method or an operator of Python of this name writes to its first argument."""
+    if name in _KEYWORDS:
+        return False
     return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _ASSIGNMENTS
 
 

@@ -17,7 +17,7 @@ from primtorch.interpret import interpret
 from primtorch.lower import lower
 from torchcompile.faults.judge import results
 from torchcompile.faults.schemas import Compile, Makers, Named, Program, Run, Stage
-from torchcompile.passes import dense_attention_masks, plain_graph
+from torchcompile.passes import attention_masks, plain_graph
 from torchinductor.program import Value
 
 Compiler = Callable[[fx.GraphModule, list[Value]], Run]
@@ -42,7 +42,7 @@ def makers(settings: StageSettings, kernels: Compile | None = None, program: Com
 
     def with_compiler(gm: fx.GraphModule, inputs: list[Value], opset: Opset | None, compiler: Compiler) -> Run:
         return aot_module(
-            dense_attention_masks(plain_graph(gm, with_facts=True)),
+            attention_masks(plain_graph(gm, with_facts=True)),
             inputs,
             fw_compiler=compiler,
             partitioner=settings.partitioner,
