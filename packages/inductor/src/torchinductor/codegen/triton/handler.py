@@ -107,6 +107,7 @@ class TritonHandler(OpsHandler[Value]):
         self._places: dict[tuple[str, IntExpr], str] = {}  # (value, size) -> its name as an index
         self._loads: dict[str, set[str]] = {}  # buffer -> load texts that are shared
         self._count = 0
+        self._zeros: tuple[int, str] | None = None  # where a tile of zeros is to be named, and how
 
     def replay(self, position: int) -> None:
         """Writes the body of a stage of the kernel."""
@@ -142,6 +143,16 @@ class TritonHandler(OpsHandler[Value]):
     def statement(self, text: str) -> None:
         """Adds a line, within the loop that is open."""
         (self.lines if self.loop is None else self.loop).append(text)
+
+    def zeros_from_here(self, shape: Sequence[int]) -> None:
+        """The tile whose addresses are one number's has this shape; its statement stands here if anything reads it."""
+        self._zeros = len(self.lines), f"zero = tl.full({list(shape)}, 0, tl.int32)"
+
+    def _as_tile(self, address: str) -> str:
+        if self._zeros is not None:
+            self.lines.insert(*self._zeros)
+            self._zeros = None
+        return f"{address} + zero"
 
     def begin_loop(self, moves: str = "r") -> None:
         """What follows is in a loop, along this dimension of the tile."""
@@ -190,7 +201,7 @@ class TritonHandler(OpsHandler[Value]):
         address = self._address(buffer, index, block=True)
         if mode != "set":
             dims |= self.meeting
-            address += " + zero" if reached and dims - reached else ""
+            address = self._as_tile(address) if reached and dims - reached else address
         guard = self.mask_text(dims, mask)
         arguments = f"{address}, {stored}" + (f", mask={guard}" if guard else "")
         if buffer in self.waits.stores:
@@ -230,7 +241,7 @@ class TritonHandler(OpsHandler[Value]):
         constant = sum(c for monomial, c in index.ordered_terms() if not monomial)
         text = index_text(index - number(constant), self.numbers)
         if block and not self.dims_of(index):
-            text += " + zero"
+            text = self._as_tile(text)
         pointer = self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
         if constant == 0:
             return pointer

@@ -269,7 +269,7 @@ class _LoopWriter(Writer):
             rest = self._tile(dim, axes, block, rest, last)
         self.split("rest" if layout.fixed else rest, layout.fixed, None, rest)
         shape = {"tiled": [layout.y_block, layout.x_block], "reduction": [layout.x_block, 1]}
-        self.line(f"zero = tl.zeros({shape.get(layout.shape, [layout.x_block])}, tl.int32)")
+        self.handler.zeros_from_here(shape.get(layout.shape, [layout.x_block]))
 
     def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
         """Takes this dimension's share of the program id; returns the text of what is left of it."""
@@ -309,7 +309,7 @@ class _WalkWriter(_LoopWriter):
         assert layout.walk is not None
         self.begin()
         self.line(f"{layout.walk.name} = pid")
-        self.line(f"zero = tl.zeros([{layout.x_block}, 1], tl.int32)")
+        handler.zeros_from_here([layout.x_block, 1])
         self._inner_tile("0")
         handler.begin_loop("x")
         self.place("x", layout.x, layout.x_block, "tile", "[:, None]")
