@@ -69,7 +69,7 @@ def _is_uncounted(alive: Iterable[torch.Tensor], written: torch.Tensor) -> bool:
     place = memory(written)
     aliases = [t for t in alive if t is not written and memory(t) == place and not t.is_inference()]
     versions = [t._version for t in aliases]
-    with torch.autograd._unsafe_preserve_version_counter(written):
+    with torch.autograd._unsafe_preserve_version_counter(written):  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(written)
         return any(t._version == version for t, version in zip(aliases, versions, strict=True))
 
@@ -90,7 +90,8 @@ def _is_read_again(alive: Iterable[torch.Tensor], place: object) -> bool:
     """Whether a function that gives a derivative what it reads, as a checkpoint's does by running again, may read what
     lies there: anything that there was before."""
     behind = itertools.dropwhile(lambda tensor: memory(tensor) != place, alive)
-    return any(saved.unpack_hook is not None for tensor in behind for saved in _saved_by(tensor))
+    saved = itertools.chain.from_iterable(map(_saved_by, behind))
+    return any(value.unpack_hook is not None for value in saved)  # type: ignore[attr-defined]
 
 
 def _saved_by(tensor: torch.Tensor) -> Iterator[SavedTensor]:

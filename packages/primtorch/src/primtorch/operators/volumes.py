@@ -12,7 +12,6 @@ import functools
 
 import torch
 
-from primtorch import prims
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.eager_kernels import Fact

@@ -41,7 +41,7 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 # --- pooling -------------------------------------------------------------------------------------
 def max_pooled(b: Builder, x: Value, window: tuple[Sizes, ...], ceil_mode: bool = False) -> tuple[Value, Value]:
-    """Maxima over windows (kernel, stride, padding and dilation of each dim) and, of each, its position in the image."""
+    """Maxima over windows (kernel, stride, padding, dilation of each dim) and the position of each in the image."""
     rank = len(window[0])
     image, single = _batched(x, rank)
     values, offsets = b.emit_several(prims.max_pool, image, *window, ceil_mode)
@@ -95,7 +95,8 @@ def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> T
 
 def laid_out_as_volume(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
     """A result of this shape, of a volume with a batch or without, in x's memory format."""
-    return strided(x, shape, channels_last_volume(shape) if reads_channels_last(x) else contiguous_strides(shape), dtype)
+    strides = channels_last_volume(shape) if reads_channels_last(x) else contiguous_strides(shape)
+    return strided(x, shape, strides, dtype)
 
 
 def laid_out_on_cpu(x: TensorLike, shape: Sizes) -> TensorSpec:
