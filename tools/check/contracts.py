@@ -70,6 +70,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "aotautograd": (
+        ("convolutions",),
         (
             "schemas",
             "events",
@@ -88,7 +89,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("analysis",),
         ("passes",),
         ("lowering", "in_place", "missing_tangents", "partitioners", "stages"),
-        ("kept_values", "other_sizes", "flattened", "compilers", "returned"),
+        ("kept_values", "other_sizes", "given_sizes", "flattened", "compilers", "returned"),
         ("first_backward",),
         ("recompute", "double_backward", "unseen_writes", "assumptions", "eager_compiler", "wrappers"),
         ("recorder", "behind", "maxima"),

@@ -61,7 +61,7 @@ def _window(draw: random.Random, rank: int) -> dict[str, object]:
 
 
 def _input(draw: random.Random, rank: int, sides: list[int], special: tuple[float, ...] = SPECIAL) -> Tensor:
-    shape = [draw.choice((0, 1, 2, 2)), draw.choice((1, 3, 8)), *sides]
+    shape = [draw.choice((0, 1, 2, 2)), draw.choice((1, 3, 8, 19)), *sides]
     t = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(2**31)), dtype=torch.float64)
     if draw.random() < 0.7:
         t = (t * 4).round() / 4  # ties
@@ -69,6 +69,8 @@ def _input(draw: random.Random, rank: int, sides: list[int], special: tuple[floa
         if t.numel():
             places = torch.tensor([draw.randrange(t.numel()) for _ in range(1 + t.numel() // 16)])
             t.view(-1)[places] = value
+    if draw.random() < 0.25:  # windows of the lowest value alone, or of it and of NaNs
+        t[torch.rand(shape, generator=torch.Generator().manual_seed(draw.randrange(2**31))) < 0.9] = -float("inf")
     t = t.to(draw.choice(FLOATS))
     if rank in LAST and draw.random() < 0.5:
         t = t.contiguous(memory_format=LAST[rank])
@@ -128,7 +130,37 @@ def test_drawn_pools(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = _run(case.program, case.x, seed)
     found = _run(torchcompile.compile(case.program, fullgraph=True, dynamic=case.dynamic), case.x, seed)
     exact = "relu of a norm" not in case.text
+    for mine, other in zip(found[:-1], eager[:-1], strict=True):
+        assert not other.numel() or mine.stride() == other.stride(), case.text
     for mine, other in zip(found, eager, strict=True):
         assert mine.dtype == other.dtype and mine.shape == other.shape, case.text
         if exact:
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{case.text}\n{m}")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("layout", ["by rows", "channels last", "no batch, channels last"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_windows_of_the_lowest_value(rank: int, layout: str, dtype: torch.dtype) -> None:
+    """Which element they name is where eager's kernels begin, which depends on the layout and on the channel."""
+    if rank not in LAST and "last" in layout:
+        pytest.skip("no such layout")
+    generator, pool = torch.Generator().manual_seed(rank), getattr(F, f"max_pool{rank}d")
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return (*pool(x, 3, 2, 1, return_indices=True), *pool(x, 2, 1, 1, 2, return_indices=True))
+
+    torchcompile.reset()
+    compiled = torchcompile.compile(program, fullgraph=True)
+    for channels in (3, 19, 37):  # the second is a symbol
+        x = torch.full((2, channels, *(5, 4, 6)[:rank]), -float("inf"), dtype=dtype)
+        for value, share in ((1.5, 0.02), (float("nan"), 0.02), (float("inf"), 0.01)):
+            x[torch.rand(x.shape, generator=generator) < share] = value
+        if "last" in layout:
+            x = x.contiguous(memory_format=LAST[rank])
+        if "no batch" in layout:
+            x = x[0]
+        found, eager = _run(compiled, x, 1), _run(program, x, 1)
+        assert [t.stride() for t in found[:-1]] == [t.stride() for t in eager[:-1]]
+        for mine, other in zip(found, eager, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)

@@ -569,6 +569,21 @@ def test_what_has_no_form_in_a_graph_is_refused(piece: Piece, tmp_path: Path) ->
         assert outcome(way, program, 2, tmp_path / "program") in ("equal", "refused", "eager raises"), way
 
 
+@pytest.mark.parametrize("piece", COMMON, ids=lambda piece: piece.__name__)
+def test_what_a_piece_keeps_is_written_by_data(piece: Piece, tmp_path: Path) -> None:
+    """A derivative reads what is written, which no counter tells it, also of an argument that has no history."""
+    for written, with_gradients in itertools.product((0, 1), (False, True)):
+
+        def program(x: Tensor, y: Tensor) -> Any:
+            found = piece(x, y)
+            (x, y)[written].data.add_(0.25)
+            return (found, found * y)
+
+        torchcompile.reset()
+        found = outcome("export", program, 2 if with_gradients else 3, tmp_path / "program")
+        assert found in ("equal", "refused", "eager raises"), (written, with_gradients)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("piece", OF_FUNCTIONS, ids=lambda piece: piece.__name__)

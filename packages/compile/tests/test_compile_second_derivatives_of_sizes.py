@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import torchcompile
@@ -130,3 +131,79 @@ def test_looking_at_what_autograd_keeps_fixes_no_size() -> None:
     for size in (4, 6, 3):
         compiled(torch.randn(size, 5, requires_grad=True)).sum().backward()
     assert told() == 0 and not torchcompile.report().recompiles
+
+
+# Each takes rows and a mask of them, and has results or parts of them whose sizes the mask tells.
+OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "masked_select": lambda x, m: x.masked_select(m).exp(),
+    "two masks": lambda x, m: x[m] * x.exp()[m],
+    "rows": lambda x, m: x[m[:, 0]].sin() @ x.t(),
+    "rows, turned": lambda x, m: x[m[:, 0]].t().exp(),
+    "places": lambda x, m: x.sin()[m.nonzero()[:, 0]] * 2,
+    "twice as many": lambda x, m: torch.cat([x[m], x[m].cos()]).sin(),
+    "and others": lambda x, m: torch.cat([x[m[:, 0]], x]).sin(),
+    "a column": lambda x, m: (x[m[:, 0]] * x[:, :1][m[:, 0]]).tanh(),
+    "every other": lambda x, m: x[m].sin()[::2],
+    "a softmax": lambda x, m: x[m].softmax(0),
+    "within": lambda x, m: (x[m[:, 0]].t() @ x[m[:, 0]].cos()).sin(),
+    "added": lambda x, m: torch.zeros_like(x).index_add(0, m.nonzero()[:, 0], x[m.nonzero()[:, 0]].sin()),
+}
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", OF_DATA)
+def test_sizes_that_the_data_tells(name: str, backend: str) -> None:
+    """A derivative is made when it is asked for first, of tensors of that call: of the next call's sizes, too."""
+    seed = random.randrange(1 << 30)
+    torchcompile.reset()
+    draw, program = torch.Generator().manual_seed(seed), OF_DATA[name]
+    compiled = torchcompile.compile(program, backend=backend, dynamic=True)
+    for rows, share in ((7, 0.5), (7, 0.3), (9, 0.6), (8, 0.0), (8, 1.0)):
+        x, mask = torch.randn(rows, 5, generator=draw), torch.rand(rows, 5, generator=draw) < share
+        found = []
+        for call in (program, compiled):
+            leaf = x.clone().requires_grad_()
+            value = call(leaf, mask)
+            (slope,) = torch.autograd.grad(value.square().sum(), leaf, create_graph=True)
+            found.append((value, slope, torch.autograd.grad(slope.sin().sum(), leaf, allow_unused=True)[0]))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(b, a, msg=lambda m, rows=rows: f"seed {seed}, {rows} rows: {m}")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_windows_of_sizes(transposed: bool) -> None:
+    """Strides, padding and dilation are sizes of other tensors, in derivatives by image and weights up to the third; to
+    the second where there is padding of the result, of which eager has no more."""
+    seed = random.randrange(1 << 30)
+    torchcompile.reset()
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rank, groups = draw.choice((1, 2)), draw.choice((1, 2))
+
+    def program(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *sizes: torch.Tensor) -> torch.Tensor:
+        stride, padding, dilation = (t.shape[0] for t in sizes)
+        names = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        if transposed:
+            names["output_padding"] = stride - 2
+        call = getattr(F, f"conv{'_transpose' if transposed else ''}{rank}d")
+        found: torch.Tensor = call(x, weight, bias, **names)
+        return found.tanh()
+
+    compiled = torchcompile.compile(program, backend="aot_eager", dynamic=True)
+    for _ in range(3):
+        sizes = [torch.empty(draw.randint(2, 4)) for _ in range(3)]
+        spatial, kernel = ([draw.randint(low, high) for _ in range(rank)] for low, high in ((9, 12), (2, 3)))
+        leaves = [
+            torch.randn(shape, generator=generator)
+            for shape in ((2, 2 * groups, *spatial), (2 * groups, 2, *kernel), (2 * groups,))
+        ]
+        found = []
+        for call in (program, compiled):
+            given = [leaf.clone().requires_grad_() for leaf in leaves]
+            value: torch.Tensor = call(*given, *sizes)
+            made = [value]
+            for left in range(1 if transposed else 2, -1, -1):
+                value = sum(t.square().sum() for t in made[-3:])  # type: ignore[assignment]
+                made += torch.autograd.grad(value, given, create_graph=left > 0)
+            found.append(made)
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(b, a, msg=lambda m: f"seed {seed}: {m}")

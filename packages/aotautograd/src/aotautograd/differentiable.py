@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from aotautograd.convolutions import convolution_backward
+
 aten = torch.ops.aten
 
 
@@ -121,6 +123,7 @@ OPERATORS: Mapping[object, Callable[..., object]] = {
     aten.mish_backward.default: _mish_backward,
     aten.logit_backward.default: _logit_backward,
     aten.native_group_norm_backward.default: _native_group_norm_backward,
+    aten.convolution_backward.default: convolution_backward,
     aten.copy.default: _copy,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,

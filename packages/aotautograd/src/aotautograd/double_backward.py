@@ -20,7 +20,7 @@ from aotautograd import differentiable
 from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.flattened import flattened
-from aotautograd.inputs import sizes_of
+from aotautograd.given_sizes import GivenSizes, name_given_sizes
 from aotautograd.kept_values import KeptValues, is_dropout_mask, is_resumed, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.other_sizes import ForSizes, Taken, sizes_given
@@ -37,7 +37,7 @@ from aotautograd.schemas import (
 )
 from primtorch.once import cached_property
 from primtorch.printing import made_by
-from primtorch.symbolic import depends_on_data, hint_of, materialize
+from primtorch.symbolic import hint_of, materialize
 from primtorch.wrappers import wraps_others
 
 aten = torch.ops.aten
@@ -97,6 +97,7 @@ class GradientsOnDemand:
         self.taken = taken
         self.kept_values: ForSizes[KeptValues] = ForSizes(taken, "values that the forward kept")
         self.programs: dict[object, GradientProgram] = {}
+        self.given: dict[object, GivenSizes] = {}  # of the programs
         self.compiled: dict[object, ForSizes[Callable[..., Sequence[object]]]] = {}
 
     @cached_property
@@ -147,6 +148,9 @@ class GradientsOnDemand:
         # They have no history: one that is the input which the program has detached is that input here.
         kept = [v.detach() if isinstance(v, torch.Tensor) else v for v in kept_values(program.kept, saved, sizes)]
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
+        if key not in self.given:
+            self.given[key] = name_given_sizes(program.module, values)
+        sizes |= self.given[key].of(values)
         around = any(map(wraps_others, tangents))
         pattern = (key, around, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
         compiled = self.compiled.setdefault(pattern, ForSizes(self.taken, "a derivative of the backward"))
@@ -221,8 +225,6 @@ def gradient_program(
     for node in (*inputs, *kept, *masks.values()):
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
-        if _depends_on_data(node.meta["val"]):  # the program finds the size anew: it is what the values at hand have
-            del env[node].meta["val"]
     tangents = inputs[joint.metadata.num_placeholders :]
     come = {i: env[tangents[i]] for i in cut.observed}
     outside: list[str] = []
@@ -314,10 +316,6 @@ def _taken(
     masks = {dropout: mask for dropout, mask in masks.items() if dropout in needed or mask in needed}
     of_masks = set(masks.values())
     return needed, [n for n in values if n in needed and n not in of_masks], masks
-
-
-def _depends_on_data(value: object) -> bool:
-    return any(map(depends_on_data, sizes_of(value)))
 
 
 def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:

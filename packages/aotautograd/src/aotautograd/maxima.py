@@ -26,6 +26,7 @@ from primtorch.printing import made_by
 aten = torch.ops.aten
 
 _NUMBERS = (int, float)
+_LOWEST = -float("inf")  # a window of it alone may name an element outside of it, whose value is another
 
 # Backwards of pools -> the pools. The gradient comes first, then what was pooled; last the places of the maxima, the
 # pool's second result.
@@ -58,7 +59,7 @@ def _of_threshold(node: fx.Node, pooled: fx.Node) -> bool:
     source, limit, value = pooled.args
     if not isinstance(limit, _NUMBERS) or not isinstance(value, _NUMBERS):
         return False
-    return node.args[1:] == (source, limit) and value <= limit
+    return node.args[1:] == (source, limit) and _LOWEST < value <= limit
 
 
 def _of_clipped(node: fx.Node, pooled: fx.Node) -> bool:
@@ -69,7 +70,7 @@ def _of_clipped(node: fx.Node, pooled: fx.Node) -> bool:
     low, high = (*bounds, *(-1, 1)[len(bounds) :])
     if not isinstance(low, _NUMBERS) or not isinstance(high, _NUMBERS):
         return False
-    return node.args[1:] == (source, low, high) and low <= high
+    return node.args[1:] == (source, low, high) and _LOWEST < low <= high
 
 
 # Their results are computed again from their operands, of which their backwards read the first.

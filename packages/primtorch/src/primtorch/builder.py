@@ -227,7 +227,7 @@ class Builder:
 
     `meta` (but never "val") is put on every node made. Under `meta["recomputed"]` (a checkpoint computes a value again
     so that it need not be kept) a call never gives what an equal one without it gave.
-    `val` is what the ATen node under lowering says of its result, or None.
+    `source` is the ATen node under lowering, or None; `val` is what it says of its result, or None.
     `rewrite` may turn a prim call into (target, args, kwargs) of another opset.
     `walks_windows` is what `lower` was told of devices.
     `offsets` says of positions of maxima which offsets in which windows they were computed from.
@@ -242,6 +242,7 @@ class Builder:
         self.graph = graph
         self.walks_windows = walks_windows
         self.meta: Mapping[str, object] = {"stack": ()}
+        self.source: fx.Node | None = None
         self.val: Any = None
         self.rewrite = rewrite
         self.symbol_nodes: dict[str, fx.Node] = {}
@@ -249,6 +250,12 @@ class Builder:
         self._known: dict[object, object] = {}
         self._metas: dict[Form, object] = {}
         self.offsets: dict[fx.Node, tuple[Value, Sequence[Sizes]]] = {}
+
+    def traced(self, operand: int, value: Value) -> TensorLike:
+        """What the ATen graph says of an operand of the node under lowering: its strides are eager's, a value's those
+        of the opset."""
+        given = self.source.args[operand] if self.source is not None else None
+        return given.meta["val"] if isinstance(given, fx.Node) else value.spec
 
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:

@@ -41,6 +41,7 @@ class Fact(Enum):
     TRANSFORMS_BY_MKL = "Fourier transforms are MKL's, in builds that have it", "cpu"
     LSTSQ_BY_GELSY = "least squares are solved by gelsy where no driver is named", "cpu"
     ATTENDS_RAGGED_BY_LOOPS = "attention of ragged heads is torch's own code over padded tensors", "cpu"
+    NAMES_FIRST_PLANE = "channels-last windows of volumes whose maximum is the lowest value name the first plane", "cpu"
     # --- what it refuses, or takes -------------------------------------------------------------
     REFUSES_NO_INDICES = "indexing by nothing but empty places raises", "cpu"
     READS_VECTORS_OF_BATCH_NORM = "parameters of a batch norm have one dim", "cpu"

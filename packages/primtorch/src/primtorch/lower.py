@@ -175,7 +175,7 @@ class _Lowering:
         kwargs = fx.map_arg(node.kwargs, self.env.__getitem__) if node.kwargs else {}
         if target in _MEMORY_READERS:
             args, kwargs = self.over_memory(node, args, kwargs)
-        self.b.val = node.meta.get("val")
+        self.b.source, self.b.val = node, node.meta.get("val")
         if isinstance(target, Prim):
             return self.b.call(target, args, kwargs)
         if isinstance(target, HigherOrder):

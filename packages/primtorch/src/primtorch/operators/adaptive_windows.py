@@ -20,13 +20,13 @@ from primtorch.operators.window import (
     LAID_OUT,
     equal_windows,
     lower_avg_pool,
-    lower_max_pool,
-    lower_max_pool_backward,
+    max_pooled,
     pool_backward,
     pool_backward_by_rows,
     repeated,
     scatter_by_position,
     side_of,
+    unpooled,
 )
 from primtorch.operators.window_places import flattened, numbers_along
 from primtorch.prims.window import offset_dtype
@@ -187,8 +187,7 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
         sides = [side for s, n in zip(spatial, out, strict=True) if (side := side_of(s, n)) is not None]
         few = equal_windows(spatial, out)
         if few is not None and math.prod(few) <= _FEW:
-            found: tuple[Value, Value] = lower_max_pool(rank)(b, x, few)
-            return found
+            return max_pooled(b, x, (few, few, (0,) * rank, (1,) * rank))
         windows = [_adaptive_windows(b, size, n, x.device) for size, n in zip(spatial, out, strict=True)]
         lengths = [along.longest for along in windows]
         if len(sides) == rank:
@@ -218,14 +217,11 @@ def _lower_adaptive_max_pool(rank: int) -> Rule:
 
 
 def _lower_adaptive_max_pool_backward(rank: int) -> Rule:
-    gathered = lower_max_pool_backward(rank)
-
     def rule(b: Builder, grad: Value, x: Value, indices: Value) -> Value:
         sides = equal_windows(x.shape[x.rank - rank :], grad.shape[grad.rank - rank :])
         if sides is None or product(sides) > _FEW:
             return scatter_by_position(b, grad, x, indices, rank)
-        found: Value = gathered(b, grad, x, sides, sides, 0, 1, False, indices)
-        return found
+        return unpooled(b, grad, x, (sides, sides, (0,) * rank, (1,) * rank), indices)
 
     return rule
 

@@ -19,6 +19,7 @@ from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import refuse, refuse_batch, refuse_other_shape
+from primtorch.operators.volumes import by_first_plane, channels_last_volume, names_first_plane, reads_channels_last
 from primtorch.operators.window_places import (
     certainly_alike,
     offsets_in_blocks,
@@ -39,9 +40,20 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 
 # --- pooling -------------------------------------------------------------------------------------
-def lower_max_pool(rank: int) -> Rule:
-    """The rule of max pools over so many dims: values and, of each, its position in the image."""
+def max_pooled(b: Builder, x: Value, window: tuple[Sizes, ...], ceil_mode: bool = False) -> tuple[Value, Value]:
+    """Maxima over windows (kernel, stride, padding, dilation of each dim) and the position of each in the image."""
+    rank = len(window[0])
+    image, single = _batched(x, rank)
+    values, offsets = b.emit_several(prims.max_pool, image, *window, ceil_mode)
+    if single:
+        values, offsets = values.squeeze(0), offsets.squeeze(0)
+    spatial = x.shape[x.rank - rank :]
+    indices = positions_of(b, offsets, window, spatial)
+    b.offsets[indices.node] = (offsets, (*window, spatial))
+    return values, indices
 
+
+def _lower_max_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
         x: Value,
@@ -52,13 +64,9 @@ def lower_max_pool(rank: int) -> Rule:
         ceil_mode: bool = False,
     ) -> tuple[Value, Value]:
         window = _window(rank, kernel, stride, padding, dilation)
-        image, single = _batched(x, rank)
-        values, offsets = b.emit_several(prims.max_pool, image, *window, ceil_mode)
-        if single:
-            values, offsets = values.squeeze(0), offsets.squeeze(0)
-        spatial = x.shape[x.rank - rank :]
-        indices = positions_of(b, offsets, window, spatial)
-        b.offsets[indices.node] = (offsets, (*window, spatial))
+        values, indices = max_pooled(b, x, window, ceil_mode)
+        if rank == 3 and names_first_plane(b, 0, x):
+            indices = by_first_plane(b, values, indices, window, x.shape[x.rank - rank :])
         return values, indices
 
     return rule
@@ -83,6 +91,12 @@ def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> T
     """A result of this shape in x's memory format."""
     keeps = suggests_channels_last(tuple(x.shape), x.stride())
     return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
+
+
+def laid_out_as_volume(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    """A result of this shape, of a volume with a batch or without, in x's memory format."""
+    strides = channels_last_volume(shape) if reads_channels_last(x) else contiguous_strides(shape)
+    return strided(x, shape, strides, dtype)
 
 
 def laid_out_on_cpu(x: TensorLike, shape: Sizes) -> TensorSpec:
@@ -131,7 +145,8 @@ def _max_pool(spatial: int) -> Formula:
         ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:
         shape = _pooled_shape(x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
-        return laid_out(x, shape), laid_out(x, shape, torch.int64)
+        kept = laid_out if spatial == 2 else laid_out_as_volume
+        return kept(x, shape), kept(x, shape, torch.int64)
 
     return formula
 
@@ -173,16 +188,22 @@ def _refuse_max_pool(spatial: int) -> Refusal:
 
 
 OP.refuses("max_pool2d_with_indices")(_refuse_max_pool(2))
-OP.rule("max_pool2d_with_indices")(lower_max_pool(2))
+OP.rule("max_pool2d_with_indices")(_lower_max_pool(2))
 OP.formula("max_pool3d_with_indices")(_max_pool(3))
 OP.refuses("max_pool3d_with_indices")(_refuse_max_pool(3))
-OP.rule("max_pool3d_with_indices")(lower_max_pool(3))
+OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
 
 
-@OP.formula("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward")
+@OP.formula("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 def pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     """A gradient as the image, in eager's layout for images."""
     return laid_out(x, tuple(x.shape))
+
+
+@OP.formula("max_pool3d_with_indices_backward")
+def _max_pool3d_backward(grad: TensorLike, x: TensorLike, *args: object) -> TensorSpec:
+    # Without a batch it is the gradient that says how.
+    return laid_out_as_volume(x if x.dim() == 5 else grad, tuple(x.shape))
 
 
 @OP.refuses("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
@@ -215,10 +236,52 @@ def _overlap(kernel: Size, stride: Size, dilation: Size) -> int | None:
     return dilation * (kernel - 1) // stride + 1
 
 
-def lower_max_pool_backward(rank: int) -> Rule:
-    """The rule of the gradient of max pools over so many dims. Where few windows overlap, each position looks at those
-    over it, and takes the gradients of those whose maximum it was; else they are scattered."""
+def unpooled(b: Builder, grad: Value, x: Value, window: tuple[Sizes, ...], indices: Value) -> Value:
+    """The gradient of max pools whose maxima lie in their windows (kernel, stride, padding and dilation of each dim).
+    Where few windows overlap, each position looks at those over it, and takes the gradients of those whose maximum it
+    was; else they are scattered."""
+    kernel, stride, padding, dilation = window
+    rank = len(kernel)
+    overlaps = [_overlap(*sizes) for sizes in zip(kernel, stride, dilation, strict=True)]
+    known = [n for n in overlaps if n is not None]
+    # Where windows are walked, neighbouring positions are computed together only as the channels of one position.
+    walked = b.walks_windows(indices.device) and not suggests_channels_last(indices.shape, indices.spec.strides)
+    if len(known) < rank or math.prod(known) > _GATHERED or walked:
+        return scatter_by_position(b, grad, x, indices, rank)
+    first = x.rank - rank
+    spatial = x.shape[first:]
+    # The windows over position i are number (i + padding) // stride and the `overlap - 1` before: positions are
+    # counted as (block, place in the block), a block being as long as the stride and the first one in the padding.
+    blocks = [(size + p + s - 1) // s for size, s, p in zip(spatial, stride, padding, strict=True)]
+    compute = compute_dtype(grad.dtype)
+    offsets, windows = b.offsets.get(indices.node, (None, ()))
+    if offsets is not None and not certainly_alike(windows, (*window, spatial)):
+        offsets = None
+    places = tuple(range(first + 1, first + 2 * rank, 2))
+    total: Value | None = None
+    for before in cartesian(*map(range, known)):
+        low = (0,) * first + before
+        high = (0,) * first + tuple(
+            n - taken - back for n, taken, back in zip(blocks, grad.shape[first:], before, strict=True)
+        )
+        # A window that there is none of gives zero, whatever its maximum is taken to be.
+        largest, given = (b.emit(prims.pad, t, low, high, 0).unsqueeze(*places) for t in (offsets or indices, grad))
+        if offsets is None:
+            own = positions_in_blocks(b, spatial, blocks, stride, padding, x.device)
+        else:
+            own = offsets_in_blocks(b, kernel, stride, dilation, before, x.device)
+            largest = largest.to(own.dtype)
+        part = b.where(largest.eq(own), given.to(compute), 0)
+        total = part if total is None else total + part
+    assert total is not None
+    lengths = [n * s for n, s in zip(blocks, stride, strict=True)]
+    total = total.reshape((*x.shape[:first], *lengths))
+    for d, size in enumerate(spatial):
+        total = total.slice(first + d, padding[d], padding[d] + size)
+    return total.to(grad.dtype)
 
+
+def _lower_max_pool_backward(rank: int) -> Rule:
     def rule(
         b: Builder,
         grad: Value,
@@ -230,50 +293,15 @@ def lower_max_pool_backward(rank: int) -> Rule:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        window = kernel, stride, padding, dilation = _window(rank, kernel, stride, padding, dilation)
-        overlaps = [_overlap(*sizes) for sizes in zip(kernel, stride, dilation, strict=True)]
-        known = [n for n in overlaps if n is not None]
-        # Where windows are walked, neighbouring positions are computed together only as the channels of one position.
-        walked = b.walks_windows(indices.device) and not suggests_channels_last(indices.shape, indices.spec.strides)
-        if len(known) < rank or math.prod(known) > _GATHERED or walked:
+        if rank == 3 and names_first_plane(b, 1, x):  # of which no window over it may know
             return scatter_by_position(b, grad, x, indices, rank)
-        first = x.rank - rank
-        spatial = x.shape[first:]
-        # The windows over position i are number (i + padding) // stride and the `overlap - 1` before: positions are
-        # counted as (block, place in the block), a block being as long as the stride and the first one in the padding.
-        blocks = [(size + p + s - 1) // s for size, s, p in zip(spatial, stride, padding, strict=True)]
-        compute = compute_dtype(grad.dtype)
-        offsets, windows = b.offsets.get(indices.node, (None, ()))
-        if offsets is not None and not certainly_alike(windows, (*window, spatial)):
-            offsets = None
-        places = tuple(range(first + 1, first + 2 * rank, 2))
-        total: Value | None = None
-        for before in cartesian(*map(range, known)):
-            low = (0,) * first + before
-            high = (0,) * first + tuple(
-                n - taken - back for n, taken, back in zip(blocks, grad.shape[first:], before, strict=True)
-            )
-            # A window that there is none of gives zero, whatever its maximum is taken to be.
-            largest, given = (b.emit(prims.pad, t, low, high, 0).unsqueeze(*places) for t in (offsets or indices, grad))
-            if offsets is None:
-                own = positions_in_blocks(b, spatial, blocks, stride, padding, x.device)
-            else:
-                own = offsets_in_blocks(b, kernel, stride, dilation, before, x.device)
-                largest = largest.to(own.dtype)
-            part = b.where(largest.eq(own), given.to(compute), 0)
-            total = part if total is None else total + part
-        assert total is not None
-        lengths = [n * s for n, s in zip(blocks, stride, strict=True)]
-        total = total.reshape((*x.shape[:first], *lengths))
-        for d, size in enumerate(spatial):
-            total = total.slice(first + d, padding[d], padding[d] + size)
-        return total.to(grad.dtype)
+        return unpooled(b, grad, x, _window(rank, kernel, stride, padding, dilation), indices)
 
     return rule
 
 
 for _rank in (2, 3):
-    OP.rule(f"max_pool{_rank}d_with_indices_backward")(lower_max_pool_backward(_rank))
+    OP.rule(f"max_pool{_rank}d_with_indices_backward")(_lower_max_pool_backward(_rank))
 
 
 def equal_windows(spatial: Sequence[Size], out: Sequence[Size]) -> tuple[int, ...] | None:
