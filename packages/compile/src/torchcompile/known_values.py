@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from primtorch.effects import writes_first
 
 Number: TypeAlias = int | float
+_WHOLE = (torch.int64, torch.int32)  # of positions and sums of them, which do not wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class KnownValues:
 
     def _derived(self, node: fx.Node) -> Value | None:
         rule, made = _rule(node), node.meta.get("val")
-        if rule is None or not isinstance(made, torch.Tensor):
+        if rule is None or not isinstance(made, torch.Tensor) or made.requires_grad:
             return None
         value = rule(self, node, list(node.args), dict(node.kwargs))
         return None if value is None else self._settled(_of_rank(value, made.dim()), made)
@@ -262,7 +263,7 @@ def _arange(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[str
     start, step = kwargs.get("start", 0), kwargs.get("step", args[2] if len(args) > 2 else 1)
     if len(args) > 1 or (args and "end" in kwargs):
         start = args[0]
-    whole = type(start) is int and type(step) is int and not node.meta["val"].dtype.is_floating_point
+    whole = type(start) is int and type(step) is int and node.meta["val"].dtype in _WHOLE
     return Affine(start, (step,)) if whole else None
 
 
@@ -295,7 +296,7 @@ def _as(value: Value | None, dtype: torch.dtype) -> Value | None:
     if isinstance(value, Condition):
         alike = _are_all_one(value)
         value = Affine(0 if value.sums else 1, (0,) * value.rank) if alike else Chosen(value, 1, 0)
-    if dtype in (torch.int64, torch.int32):
+    if dtype in _WHOLE:
         return value if isinstance(value, Affine) and isinstance(value.base, int) else _exact(value, dtype)
     return _exact(value, dtype)
 
@@ -331,7 +332,7 @@ def _converted(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[
 # -- arithmetic ------------------------------------------------------------------------------------------------------
 def _whole(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operation of two is on integers that do not wrap, and has no further arguments."""
-    return len(args) == 2 and not kwargs and node.meta["val"].dtype in (torch.int64, torch.int32)
+    return len(args) == 2 and not kwargs and node.meta["val"].dtype in _WHOLE
 
 
 @_rules("sub")
@@ -462,14 +463,12 @@ def _triangle(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[s
 
 
 def _choice(known: KnownValues, of: tuple[object, object, object], dtype: torch.dtype) -> Value | None:
-    """By a condition between two."""
+    """By a condition between two, which become of this dtype."""
     where, first, second = known.condition(of[0]), known.of(of[1]), known.of(of[2])
     if where is None:
         return None
-    if not where.sums:
-        return first
-    if where == never(where.rank):
-        return second
+    if _are_all_one(where):
+        return _as(second if where.sums else first, dtype)
     if not all(isinstance(one, Affine) and one.constant for one in (first, second)):
         return None
     assert isinstance(first, Affine)
