@@ -299,3 +299,21 @@ def test_biases_that_are_written_to_meanwhile_are_not() -> None:
 
     q, bias = (torch.randn(n, 3, 5, m, dtype=torch.float64) for n, m in ((2, 4), (1, 5)))
     torch.testing.assert_close(torchcompile.compile(program)(q, bias), program(q, bias))
+
+
+ODD: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "named operands": lambda x: torch.tril(input=torch.ones(5, 5)).bool().logical_and(other=torch.ones(5, 5).bool()),
+    "bits of another dtype": lambda x: torch.ones(5, 5).view(torch.int32) == 1,
+    "a result of its own": lambda x: torch.logical_and(x > 0, x > 1, out=torch.ones(5, 5, dtype=torch.bool)),
+    "what a dtype has not": lambda x: torch.full((5, 5), -1).to(torch.uint8) == 255,
+    "a step of infinity": lambda x: torch.full((6, 5), float("inf"), dtype=torch.float64).diff(dim=0).isnan(),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_no_rule_knows_is_left_to_the_graph(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=torch.where(ODD[name](x[0]), 0.0, x * 0 - 2.0))
+
+    x = torch.randn(2, 5, 5, dtype=torch.float64)
+    torch.testing.assert_close(torchcompile.compile(program)(x), program(x), equal_nan=True)

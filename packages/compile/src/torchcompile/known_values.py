@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from primtorch.effects import writes_first
 
+_OPERANDS = frozenset({"input", "self", "other", "condition", "mask", "value"})
 Number: TypeAlias = int | float
 _WHOLE = (torch.int64, torch.int32)  # of positions and sums of them, which do not wrap
 
@@ -168,7 +169,9 @@ class KnownValues:
 
     def _derived(self, node: fx.Node) -> Value | None:
         rule, made = _rule(node), node.meta.get("val")
-        if rule is None or not isinstance(made, torch.Tensor) or made.requires_grad:
+        if rule is None or not isinstance(made, torch.Tensor) or made.requires_grad or _may_write(node):
+            return None
+        if not _OPERANDS.isdisjoint(node.kwargs):  # rules read operands by their places
             return None
         value = rule(self, node, list(node.args), dict(node.kwargs))
         return None if value is None else self._settled(_of_rank(value, made.dim()), made)
@@ -304,10 +307,14 @@ def _as(value: Value | None, dtype: torch.dtype) -> Value | None:
 def _exact(value: Value | None, dtype: torch.dtype) -> Value | None:
     numbers: tuple[Number, ...] = (value.base,) if isinstance(value, Affine) and value.constant else ()
     numbers = (value.inside, value.outside) if isinstance(value, Chosen) else numbers
-    if not numbers or not all(dtype.is_floating_point or isinstance(one, int) for one in numbers):
-        return None
-    kept = all(math.isinf(one) or torch.tensor(one, dtype=dtype).item() == one for one in numbers)
-    return value if kept else None
+    return value if numbers and all(_fits(one, dtype) for one in numbers) else None
+
+
+def _fits(one: Number, dtype: torch.dtype) -> bool:
+    """Whether a dtype has a number."""
+    if dtype.is_floating_point:
+        return math.isinf(one) or torch.tensor(one, dtype=dtype).item() == one
+    return dtype in _WHOLE and isinstance(one, int) and torch.iinfo(dtype).min <= one <= torch.iinfo(dtype).max
 
 
 @_rules(
@@ -354,7 +361,7 @@ def _diff(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[str, 
     if len(args) != 1 or set(kwargs) - {"dim", "prepend"}:
         return None
     whole, dim = known.of(args[0]), kwargs.get("dim", -1)
-    if not isinstance(whole, Affine) or node.meta["val"].dtype is torch.bool:
+    if not isinstance(whole, Affine) or not isinstance(whole.base, int) or node.meta["val"].dtype is torch.bool:
         return None
     dim %= len(whole.slopes)
     step = Affine(whole.slopes[dim], (0,) * len(whole.slopes))
@@ -508,8 +515,10 @@ def _one_for_all(value: Value, rank: int) -> Value:
 @_rules("view", "reshape", "flatten", "squeeze", "select", "index_select", "gather", "repeat", "unflatten")
 def _rearranged(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
     """Of elements that are all one: wherever they are taken from."""
-    value = known.of(args[0])
-    return _one_for_all(value, node.meta["val"].dim()) if value is not None and _are_all_one(value) else None
+    value, made = known.of(args[0]), node.meta["val"]
+    if value is None or not _are_all_one(value) or args[0].meta["val"].dtype != made.dtype:  # a view as another dtype
+        return None
+    return _one_for_all(value, made.dim())
 
 
 @_rules("unsqueeze")

@@ -69,7 +69,7 @@ def _attended(known: KnownValues, mask: fx.Node) -> Condition | None:
         return value
     if isinstance(value, Affine) and value.constant and value.base == 0:
         return Condition((), len(value.slopes))
-    if not isinstance(value, Chosen):
+    if not isinstance(value, Chosen) or not dtype.is_floating_point:
         return None
     lowest = torch.finfo(dtype).min
     if value.inside == 0 and value.outside <= lowest:
