@@ -282,8 +282,8 @@ def _filled(value: int) -> Rule:
     return lambda known, node, args, kwargs: _as(_number(value), node.meta["val"].dtype)
 
 
-_rules("full", "full_like", "new_full")(_full_of(1))
-RULES["new_full"] = _full_of(2)
+_rules("full", "full_like")(_full_of(1))
+_rules("new_full")(_full_of(2))
 _rules("ones", "ones_like", "new_ones")(_filled(1))
 _rules("zeros", "zeros_like", "new_zeros")(_filled(0))
 
@@ -387,7 +387,7 @@ def _compared(*signs: int, least: int = 0) -> Rule:
     def rule(known: KnownValues, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
         both = known.numbers(*args[:2])
         if both is None:
-            return _compared_choice(known, args, least) if len(signs) > 1 else None
+            return _compared_choice(known, args) if len(signs) > 1 else None
         sums = []
         for sign in signs:
             away = both[0].minus(both[1]) if sign > 0 else both[1].minus(both[0])
@@ -399,7 +399,7 @@ def _compared(*signs: int, least: int = 0) -> Rule:
     return rule
 
 
-def _compared_choice(known: KnownValues, args: list[Any], least: int) -> Value | None:
+def _compared_choice(known: KnownValues, args: list[Any]) -> Value | None:
     """Whether what was chosen equals a number."""
     chosen, number = known.of(args[0]), known.of(args[1])
     if not (isinstance(chosen, Chosen) and isinstance(number, Affine) and number.constant):
