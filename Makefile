@@ -7,12 +7,15 @@
 # With kernels that use several threads, and ATen's for other processors:
 #   make test OMP_NUM_THREADS=16
 #   make test ATEN_CPU_CAPABILITY=default
+# With one in three cases of each test that has many, drawn anew in each run:
+#   make test SHARE=3
 
 PYTHON ?= python3
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PINNED)
 TORCH_INDEX ?=
 JOBS ?= 2
+SHARE ?= 1
 OMP_NUM_THREADS ?= 1
 VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
@@ -51,7 +54,7 @@ demo-distributed: $(VENV)/.ready ## train replicas in two processes eager and co
 	$(BIN)/python examples/demo_distributed.py
 
 test: $(VENV)/.ready ## run every package's tests
-	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" --share $(SHARE)
 
 smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldest and the newest supported torch
 	OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest -m smoke packages/compile/tests packages/primtorch/tests

@@ -1,5 +1,6 @@
 """For the tests of all packages: none depends on how fast the machine is, and none changes what others see."""
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from primtorch import ambient
+
+pytest_plugins = ["share_of_tests"]  # tools/check
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -34,3 +37,13 @@ def ambient_state_kept() -> Iterator[None]:
     if changed:
         told = (f"{name}: {then!r} before, {now!r} behind" for name, (then, now) in changed.items())
         pytest.fail("the test left ambient state changed:\n" + "\n".join(told), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def collector_of_new_objects() -> Iterator[None]:
+    """For tests that have garbage collected, or look through all objects: what there is by then is left out, millions of
+    objects in a process that has run many tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

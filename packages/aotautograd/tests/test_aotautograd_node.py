@@ -28,7 +28,7 @@ def compiler(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
+def no_collector(collector_of_new_objects: None) -> Iterator[None]:
     """What is freed here is freed by reference counts alone."""
     gc.collect()
     gc.disable()

@@ -171,6 +171,7 @@ def generated_files() -> Iterator[str]:
     return (name for name in linecache.cache if name.startswith("<torchdynamo "))
 
 
+@pytest.mark.usefixtures("collector_of_new_objects")
 def test_generated_code_leaves_the_line_cache_with_the_code() -> None:
     torchcompile.reset()
     gc.collect()

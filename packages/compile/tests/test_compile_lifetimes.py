@@ -15,7 +15,7 @@ import torchcompile
 import torchdynamo
 import torchinductor
 
-pytestmark = pytest.mark.warm
+pytestmark = [pytest.mark.warm, pytest.mark.usefixtures("collector_of_new_objects")]
 
 
 def _module(breaks: bool) -> tuple[Any, dict[str, Any]]:

@@ -51,6 +51,7 @@ def test_another_object_comes_in_its_place() -> None:
     assert torch.equal(compiled(x), models[0](x)) and compiled(x).shape == (3, 24)
 
 
+@pytest.mark.usefixtures("collector_of_new_objects")
 def test_packed_parameters_that_are_gone() -> None:
     """Compiled code holds no weights."""
     weight = torch.quantize_per_tensor(torch.randn(8, 16), 0.1, 0, torch.qint8)

@@ -393,6 +393,7 @@ def test_another_program_is_compiled(change: Callable[[Net], Any], cache: Path, 
     assert work.of(other)[0] == 1
 
 
+@pytest.mark.usefixtures("collector_of_new_objects")
 def test_no_tensor_is_held(cache: Path) -> None:
     """What is found on the disk keeps no parameter of the program alive, for all that it may be traced again."""
     for _ in range(2):

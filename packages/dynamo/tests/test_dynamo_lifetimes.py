@@ -293,6 +293,7 @@ def _call(function: Callable[..., Any], log: list[str]) -> weakref.ref[Held]:
     return weakref.ref(held)
 
 
+@pytest.mark.usefixtures("collector_of_new_objects")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_nothing_outlives_its_call(program: Callable[..., Any]) -> None:
     torchdynamo.optimize(lambda graph, inputs: graph.forward)(returns)(torch.ones(3), Held(), [])  # what is made once

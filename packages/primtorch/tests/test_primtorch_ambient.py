@@ -300,7 +300,8 @@ def test_what_was_made_while_the_collector_was_off_is_old(monkeypatch: pytest.Mo
         made.append(made)
         return made
 
-    with withheld.COLLECTOR.off():
+    collector = withheld.Withheld(gc.isenabled, withheld._Collector().set)  # that has seen nothing
+    with collector.off():
         made = knot()
     assert any(found is made for found in gc.get_objects(generation=2))
     monkeypatch.setattr(withheld, "MOST_UNSEEN", 5_000)
@@ -310,8 +311,8 @@ def test_what_was_made_while_the_collector_was_off_is_old(monkeypatch: pytest.Mo
         pass
 
     alive = []
-    for _ in range(100):
-        with withheld.COLLECTOR.off():
+    for _ in range(30):  # each round over all objects takes long in a process that has run many tests
+        with collector.off():
             dropped = [Dropped() for _ in range(500)]
             dropped[0].rest = dropped  # type: ignore[attr-defined]
             alive.append(weakref.ref(dropped[0]))
@@ -320,7 +321,7 @@ def test_what_was_made_while_the_collector_was_off_is_old(monkeypatch: pytest.Mo
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with withheld.COLLECTOR.off():
+        with collector.off():
             knot()
         assert gc.get_freeze_count() > frozen // 2
     finally:

@@ -94,8 +94,10 @@ def test_a_mode_says_of_a_call_what_one_says_that_has_seen_none_before(family: s
             with state():
                 for operator, args, kwargs in calls:
                     wanted = said(FakeMode(), operator, args, kwargs)
-                    told = f"seed {seed}: {operator.name} of {pytree.tree_map(str, (args, kwargs))}"
-                    assert repr(said(known, operator, args, kwargs)) == repr(wanted), told
+                    found = said(known, operator, args, kwargs)
+                    assert repr(found) == repr(wanted), (
+                        f"seed {seed}: {operator.name} of {pytree.tree_map(str, (args, kwargs))}"
+                    )
 
 
 def test_a_builder_says_of_a_call_what_the_prim_says() -> None:

@@ -64,6 +64,7 @@ class Withheld:
 
 
 MOST_UNSEEN = 2_000_000  # objects, of a hundred bytes: what is made for a large model's step is half as many
+ASKED_AGAIN = 100  # blocks behind one at whose end the program had frozen objects
 
 
 class _Collector:
@@ -76,12 +77,17 @@ class _Collector:
 
     def __init__(self) -> None:
         self._unseen = 0
+        self._left_alone = 0  # blocks
 
     def set(self, on: bool) -> None:
         if not on:
             gc.disable()
             return
-        if not gc.get_freeze_count():  # what a program has frozen stays so
+        if self._left_alone:
+            self._left_alone -= 1
+        elif gc.get_freeze_count():  # what a program has frozen stays so; it is counted one by one
+            self._left_alone = ASKED_AGAIN
+        else:
             self._age()
         gc.enable()
 
