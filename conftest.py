@@ -41,8 +41,8 @@ def ambient_state_kept() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def collector_of_new_objects() -> Iterator[None]:
-    """For tests that have garbage collected, or look through all objects: what there is by then is left out, millions of
-    objects in a process that has run many tests."""
+    """For tests that have garbage collected, or look through all objects: what there is by then, in a process that has
+    run many tests millions of objects, is left out."""
     gc.collect()
     gc.freeze()
     yield

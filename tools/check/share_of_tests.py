@@ -1,4 +1,4 @@
-"""A run of some cases of each test: `pytest --share N` takes, of a test function with many parametrized cases, one in N.
+"""A run of some cases of each test: `pytest --share N` takes one in N of those of a test function that has many.
 
 Which ones is drawn for each run, from a seed that a run that fails tells and `--share-seed` takes back; over several
 runs all are taken. Test functions with few cases run them all, and at least one runs of each.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-
 from share_of_tests import FEW, chosen
 
 
