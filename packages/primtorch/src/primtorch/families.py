@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch._ops import OpOverload
 
+from primtorch import forks
 from primtorch.once import once
 from primtorch.samples import Call, usual
 
@@ -194,7 +195,9 @@ class Family:
 
 def _families() -> Iterator[Family]:
     for name in FAMILIES:
-        yield import_module(f"primtorch.operators.{name}").OP
+        with forks.undivided():
+            family: Family = import_module(f"primtorch.operators.{name}").OP
+        yield family
 
 
 @once
