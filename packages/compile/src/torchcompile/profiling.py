@@ -16,6 +16,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, Kernel
 from torch.profiler import ProfilerActivity
 
+from primtorch.frozen import record
 from torchcompile import page
 from torchcompile.errors import InvalidArgument
 from torchcompile.journal import Journal
@@ -138,7 +139,7 @@ def _events(call: Callable[[], object], runs: int) -> Sequence[FunctionEvent]:
     return plain.function_events or ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Time:
     """What a part took, in all of its runs together.
 

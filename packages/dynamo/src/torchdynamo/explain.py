@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import fx
 
 from primtorch import graph_text
+from primtorch.frozen import record
 from primtorch.ledger import Effect, Event, event_tables, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
@@ -200,7 +201,7 @@ def explain(
     return run
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Miss:
     """Why one version of a compiled function does not serve a call; `failure` is None when it does."""
 

@@ -50,8 +50,8 @@ def in_child(method: Callable[[], None]) -> None:
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """A block during which no other thread forks: one that imports modules, say. A process that was forked amid it could
-    not import them: Python's locks of imports would be held there by a thread that it has not."""
+    """A block during which no other thread forks: one that imports modules, say. A process forked amid it would wait
+    for them in vain: Python's locks of imports are held there by a thread that it has not."""
     with _WHOLE:
         yield
 

@@ -11,13 +11,13 @@ import itertools
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.fake.tensor import FakeMode, FakeTensor, register_special
+from primtorch.frozen import record
 from primtorch.layout import channels_last_order, contiguous_strides, strides_in_order
 from primtorch.spec import Size, TensorSpec
 
@@ -31,7 +31,7 @@ Shapes: TypeAlias = "Callable[..., Sequence[Extent]]"
 """What an operator's results look like, from the sizes of its objects and its other arguments: shapes and strides."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     """An object that has a number, which lives as long as the program holds it."""
 
@@ -104,7 +104,7 @@ def _row(packed: object) -> tuple[int, ...]:
     return (int(torch.ops.quantized.embedding_bag_unpack(packed).shape[1]),)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Window:
     """What a convolution's shape depends on. Of one over a single dim there are two dims here, the first of size 1."""
 
@@ -272,7 +272,7 @@ def _packed_sequence(
 # -- the operators -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Form:
     overload: OpOverload
     places: frozenset[int]

@@ -18,6 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.errors import NoFormula
 from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, register_special
+from primtorch.frozen import record
 from primtorch.layout import (
     broadcast_shapes,
     channels_last_order,
@@ -41,7 +42,7 @@ INTEGERS: Mapping[torch.dtype, torch.dtype] = {
 _QUANTISED = {plain: quantised for quantised, plain in INTEGERS.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ByTensor:
     """One scale and one zero point for all elements: x = (integer - zero_point) * scale."""
 
@@ -111,7 +112,7 @@ def _over(made: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 # -- what a result means -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A quantised tensor in a call: a fake of its integers, and what they mean."""
 
@@ -448,7 +449,7 @@ def _suggested_as_images(source: TensorSpec, shape: tuple[Size, ...]) -> tuple[S
 # -- the table ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Row:
     names: str
     means: tuple[Rule, ...]
