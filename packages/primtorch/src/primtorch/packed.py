@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from primtorch.fake.tensor import FakeMode, FakeTensor, register_special
 from primtorch.frozen import record
 from primtorch.layout import channels_last_order, contiguous_strides, strides_in_order
+from primtorch.once import once
 from primtorch.spec import Size, TensorSpec
 
 NAMESPACE = "primtorch_packed"
@@ -178,7 +179,7 @@ def in_graph(operator: OpOverload | OpOverloadPacket, places: frozenset[int]) ->
     packet = operator.overloadpacket if isinstance(operator, OpOverload) else operator
     for name in packet.overloads():
         overload = getattr(packet, name)
-        found = _FORMS.get(overload.name())
+        found = known_forms().get(overload.name())
         if (found is not None and found.places == places) and operator in (packet, overload):
             return found.overload, found.draws
     return None
@@ -339,8 +340,11 @@ def _original(name: str) -> OpOverload | None:
     return getattr(found, overload or "default", None)
 
 
-_FORMS: dict[str, _Form] = {
-    original.name(): _define(original, shapes)
-    for name, shapes in _SHAPES.items()
-    if (original := _original(name)) is not None
-}
+@once
+def known_forms() -> Mapping[str, _Form]:
+    """Of each operator, by its name. Whoever first asks defines the operators that stand in graphs."""
+    return {
+        original.name(): _define(original, shapes)
+        for name, shapes in _SHAPES.items()
+        if (original := _original(name)) is not None
+    }

@@ -29,6 +29,7 @@ from primtorch.layout import (
     suggested_strides,
     suggests_channels_last,
 )
+from primtorch.once import once
 from primtorch.packed import Window, numbers_for_objects, object_of
 from primtorch.spec import Size, TensorSpec
 
@@ -239,9 +240,9 @@ def form_of(
 ) -> Form | None:
     """What stands in graphs for a call of an operator, or of the overload that takes such arguments."""
     if isinstance(operator, OpOverload):
-        return FORMS.get(operator.name())
+        return known_forms().get(operator.name())
     for name in operator.overloads():
-        form = FORMS.get(getattr(operator, name).name())
+        form = known_forms().get(getattr(operator, name).name())
         if form is not None and _takes(form.original, args, kwargs):
             return form
     return None
@@ -511,6 +512,12 @@ _ROWS = (
 )
 
 
+@once
+def known_forms() -> Mapping[str, Form]:
+    """Of each operator, by its name. Whoever first asks defines the operators that stand in graphs."""
+    return dict(_forms())
+
+
 def _forms() -> Iterator[tuple[str, Form]]:
     for row in _ROWS:
         for name in row.names.split():
@@ -519,9 +526,6 @@ def _forms() -> Iterator[tuple[str, Form]]:
             original = getattr(found, kind[0] if kind else "default", None)
             if original is not None:  # not every torch has it
                 yield original.name(), _define(original, row)
-
-
-FORMS: dict[str, Form] = dict(_forms())
 
 
 # -- into quantised tensors and out of them ----------------------------------------------------------
