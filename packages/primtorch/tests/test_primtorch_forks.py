@@ -251,9 +251,9 @@ def test_what_another_thread_imports_is_imported_in_a_fork(tmp_path: Path) -> No
     (tmp_path / "begun.py").write_text("import threading\nevent = threading.Event()\n")
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, threading\nimport begun, rarely\n"
+        "import os, signal, threading\nimport begun, rarely\n"
         "thread = threading.Thread(target=lambda: rarely.answer)\nthread.start()\nbegun.event.wait()\n"
-        "child = os.fork()\nfine = rarely.answer == 42 and not hasattr(rarely, 'question')\n"
+        "child = os.fork()\nsignal.alarm(60)\nfine = rarely.answer == 42 and not hasattr(rarely, 'question')\n"
         "if child == 0:\n    os._exit(not fine)\n"
         "thread.join()\nassert fine and os.waitpid(child, 0)[1] == 0\n"
     )
