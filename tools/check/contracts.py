@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("building", "frozen", "nodes"),
         ("forks",),
-        ("first_use", "withheld"),
+        ("first_use", "late", "withheld"),
         (
             "schemas",
             "spec",

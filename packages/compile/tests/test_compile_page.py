@@ -136,7 +136,7 @@ def test_a_file_that_was_written_to_since_says_so(tmp_path: Path, monkeypatch: p
     for name in ("kept_as_it_was", "written_anew"):
         file = tmp_path / f"{name}.py"
         file.write_text(f"def {name}(x):\n    return x.sin() + 1\n")
-        monkeypatch.setattr("torchcompile.page.listing._IMPORTED", file.stat().st_mtime + 1)
+        monkeypatch.setattr("torchcompile.page.listing.IMPORTED", file.stat().st_mtime + 1)
         names: dict[str, Any] = {}
         exec(compile(file.read_text(), str(file), "exec"), names)
         torchcompile.compile(names[name])(torch.ones(3))

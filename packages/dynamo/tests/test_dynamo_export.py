@@ -290,6 +290,22 @@ def branching_over_a_scan(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda t: scanning(t)[0], inner, (x,))
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:UserWarning")
+def test_operators_that_are_defined_when_a_program_needs_them_are_read_in_another_process(tmp_path: Path) -> None:
+    """As those of quantised tensors are, which this process has met when it reads."""
+    x = torch.arange(4.0)
+    exported = torchdynamo.export(lambda x: torch.quantize_per_tensor(x, 0.1, 3, torch.quint8).relu().dequantize())(x)
+    torchdynamo.save(exported, tmp_path / "graph")
+    reader = (
+        "import sys, torch, torchdynamo\n"
+        "found = torchdynamo.load(sys.argv[1], operators=('primtorch_quantised',))(torch.arange(4.0))\n"
+        "print(found.tolist())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", reader, str(tmp_path / "graph")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == (f"{exported(x).tolist()}\n", 0), done.stderr
+
+
 def test_numbers_of_the_data_are_kept_in_a_file(tmp_path: Path) -> None:
     def program(x: torch.Tensor, n: torch.Tensor) -> Any:
         count = n.item()

@@ -237,3 +237,24 @@ def test_pipes_to_other_processes_are_held_open_by_one_process() -> None:
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert not wrong and took < 20
+
+
+def test_what_another_thread_imports_is_imported_in_a_fork(tmp_path: Path) -> None:
+    """Python's lock of a module that is half imported would be held in the fork by nobody who lets go of it."""
+    (tmp_path / "rarely").mkdir()
+    (tmp_path / "rarely" / "__init__.py").write_text(
+        "from primtorch.late import late\n__getattr__ = late(__name__, {'answer': 'rarely.used'})\n"
+    )
+    (tmp_path / "rarely" / "used.py").write_text(
+        "import time\nimport begun\nbegun.event.set()\ntime.sleep(1)\nanswer = 42\n"
+    )
+    (tmp_path / "begun.py").write_text("import threading\nevent = threading.Event()\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, threading\nimport begun, rarely\n"
+        "thread = threading.Thread(target=lambda: rarely.answer)\nthread.start()\nbegun.event.wait()\n"
+        "child = os.fork()\nsignal.alarm(60)\nfine = rarely.answer == 42 and not hasattr(rarely, 'question')\n"
+        "if child == 0:\n    os._exit(not fine)\n"
+        "thread.join()\nassert fine and os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, str(program)], timeout=120, check=True)

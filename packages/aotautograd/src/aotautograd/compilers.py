@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from torch import fx
@@ -11,9 +10,10 @@ from torch import fx
 from aotautograd.lowering import Lowering
 from aotautograd.schemas import BeginningCompiler, Begun, Compiled, Compiler, Dump, Partitioner, Shelf
 from primtorch import graph_text
+from primtorch.frozen import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compilers:
     """What turns a joint graph into something that runs."""
 
@@ -33,7 +33,7 @@ def example_values(module: fx.GraphModule) -> list[object]:
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _AtOnce:
     """Of a compiler that begins nothing ahead: it compiles when it is waited for."""
 

@@ -35,6 +35,7 @@ from aotautograd.schemas import (
     History,
     JointGraph,
 )
+from primtorch.frozen import record
 from primtorch.once import cached_property
 from primtorch.printing import made_by
 from primtorch.symbolic import hint_of, materialize
@@ -43,7 +44,7 @@ from primtorch.wrappers import wraps_others
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientProgram:
     """`module` takes the forward's inputs, of which it reads those at the places `reads`, the tangents at the places
     `tangents` and the kept values named `kept`, and returns the gradients."""

@@ -17,13 +17,14 @@ from torch import fx
 
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
+from primtorch.frozen import record
 from primtorch.layout import dense_like, is_dense
 from primtorch.spec import Size, TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, depends_on_data, expected, expr_of
 from primtorch.symbolic.expr import Atom, IntExpr, intern_symbol
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GivenSizes:
     """Where a program's inputs tell sizes that its graph does not: (symbol, input, its dimension or None: itself)."""
 

@@ -11,12 +11,13 @@ from torch import fx
 from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import SymbolSource
 from primtorch.fake import FakeMode
+from primtorch.frozen import record
 from primtorch.layout import dense_like
 from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed:
     """An example of an input that the program around this one computes: it is no leaf."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -49,6 +49,7 @@ from aotautograd.untraced_derivatives import call_untraced, with_pullback
 from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import PROGRAMS_OVER_SYMBOLS, FakeMode
+from primtorch.frozen import record
 from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import InvokeSubgraph, handled_by
@@ -98,7 +99,7 @@ def trace_joint(
             manner = replace(manner, **found.manner)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Manner:
     """How to trace, where it is not the plain way: a trace may find out that another one is needed."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -19,6 +18,7 @@ from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values, read_by
 from aotautograd.schemas import HISTORY, FunctionResult, History, JointGraph
+from primtorch.frozen import record
 from primtorch.symbolic import expr_of
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def _depends_on_values(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Program:
     """`run` takes values of the symbols of these names, then the saved tensors at the places `reads`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -15,12 +15,13 @@ from aotautograd.schemas import Dump, JointGraph, Opset
 from primtorch import graph_text
 from primtorch.builder import nowhere
 from primtorch.decompose import decompositions
+from primtorch.frozen import record
 from primtorch.lower import lower
 from primtorch.printing import made_by
 from primtorch.verify import verify
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lowering:
     """How graphs of ATen operators are brought into a smaller set.
 

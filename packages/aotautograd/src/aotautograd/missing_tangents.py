@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from aotautograd.inputs import dense_spec
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
 from aotautograd.schemas import GradientInfo, JointGraph, Partition, ProgramMetadata
 from primtorch import prims
+from primtorch.frozen import record
 from primtorch.memory import memory_of
 from primtorch.nodes import copy_nodes
 from primtorch.printing import made_by
@@ -29,7 +30,7 @@ aten = torch.ops.aten
 _ACCUMULATES = frozenset({torch.ops.aten.add.Tensor, prims.add})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackwardVariant:
     """A backward without the placeholders of missing tangents and of saved tensors that only those lead to.
 

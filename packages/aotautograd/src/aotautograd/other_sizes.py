@@ -8,7 +8,6 @@ and where it does not hold, the same is made again for the sizes at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -17,6 +16,7 @@ from torch import fx
 from aotautograd.events import tell_other_sizes
 from aotautograd.schemas import Compiled, Compiler
 from primtorch import forks
+from primtorch.frozen import record
 from primtorch.symbolic import ShapeEnv, ShapeGuard, expr_of, float_expr_of
 
 MadeT = TypeVar("MadeT")
@@ -24,7 +24,7 @@ Sizes = Mapping[str, int | float]
 MOST_SIZES = 32  # for which one thing is kept; the oldest is made again
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Made(Generic[MadeT]):
     guards: tuple[ShapeGuard, ...]
     sizes: Sizes

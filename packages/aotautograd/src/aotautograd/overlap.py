@@ -7,7 +7,6 @@ become views of one base, which is the graph's input in their place; functionali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -17,11 +16,12 @@ from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.history import has_history
 from aotautograd.schemas import Values
 from aotautograd.versions import restride
+from primtorch.frozen import record
 
 _address = torch.Tensor.data_ptr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewOfBase:
     """Input `place` of the program is this view of base number `base`."""
 
@@ -34,7 +34,7 @@ class ViewOfBase:
     leaf: bool  # and needs a gradient: eager changes its sizes and strides under no_grad alone
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rebased:
     """A program whose flat inputs are bases, then the inputs of `program` that share no memory.
 

@@ -6,7 +6,6 @@ import contextlib
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import DataDependentValue
 from primtorch.fake import METADATA, FakeMode, FakeTensor, propagate
 from primtorch.fake.recipe import ATOMS
+from primtorch.frozen import record
 from primtorch.functionalize import unwrap
 from primtorch.higher_order import HigherOrder
 from primtorch.nodes import new_node
@@ -430,7 +430,7 @@ class Recorder(DispatchMode):
             self.of_autocast = self.sequence_autocast[place]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Operator:
     """What a recorder asks about an overload at each call."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from aotautograd.schemas import (
 from aotautograd.versions import before_last_change, restride, set_version, version_of
 from primtorch import forks
 from primtorch.arguments import TensorLike
+from primtorch.frozen import record
 from primtorch.spec import Size
 from primtorch.symbolic import expr_of
 
@@ -41,7 +41,7 @@ Flat = Callable[..., Values]
 _Part = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Behind:
     """What a compiled forward leads to, made when autograd's engine asks for it. `missing`: the outputs that no
     gradient came for.

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from primtorch import graph_text
+from primtorch.frozen import record
 from primtorch.own_derivatives import FunctionBackward
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
@@ -62,7 +63,7 @@ REGION = "region"  # node.meta key of both halves of a region's call: its `Regio
 PHASE = "phase"  # node.meta key: "forward" or "backward", the half of the program that recorded the node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolSource:
     """A symbol that no SymInt input carries: it is the size of dimension `dim` of input `input`."""
 
@@ -71,7 +72,7 @@ class SymbolSource:
     dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewStep:
     """One view operator to replay. Sizes in `args` are ints or SymInts; the base is passed first."""
 
@@ -80,7 +81,7 @@ class ViewStep:
     kwargs: tuple[tuple[str, object], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputInfo:
     """What the program does with one tensor input."""
 
@@ -110,7 +111,7 @@ class OutputKind(enum.Enum):
     CONSTANT = "constant"  # `value`
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputInfo:
     """How the wrapper makes one flat output of the program: `slot` and `steps` mean what `kind` says."""
 
@@ -128,7 +129,7 @@ class OutputInfo:
     same_as: int | None = None  # an earlier output that is the very same object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForwardOutput:
     """One value that the functional forward graph returns (before the saved ones)."""
 
@@ -138,7 +139,7 @@ class ForwardOutput:
     tangent: int | None  # place among the tangents of the joint graph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientInfo:
     """How the gradient of one input is made of what the backward returns and of the tangents as they came."""
 
@@ -148,7 +149,7 @@ class GradientInfo:
     cloned: bool = False  # autograd keeps a copy as `.grad`: when it does, somebody else still holds the gradient
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assumption:
     """What a trace took for granted of the data: it holds for inputs that give the same value."""
 
@@ -158,7 +159,7 @@ class Assumption:
     stack: tuple[UserFrame, ...] = ()  # the user's lines that asked
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptMemory:
     """The caller's memory that eager's autograd keeps for the backward, so that a write to it makes the backward raise.
     Any other the caller may overwrite before the backward."""
@@ -310,7 +311,7 @@ class FunctionCall:
         return self.target(*args)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FunctionResult:
     """One of the tensors that a call gives; `path` leads to it through tuples and lists. It is empty for an operator
     with an effect, which the call has among others."""
@@ -319,7 +320,7 @@ class FunctionResult:
     path: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SavedReport:
     """What the forward keeps for the backward."""
 
@@ -425,7 +426,7 @@ Example: TypeAlias = TensorSpec | IntExpr | FloatExpr | int | float
 """What a placeholder stands for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outline:
     """What the run time reads of a traced program beside its compiled graphs. Symbolic numbers in it, those of metadata
     included, are expressions (see `outlines.spelt`).
@@ -446,7 +447,7 @@ class Outline:
     symbols: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackwardOutline:
     """What the run time asks of a backward without some tangents, where no other backward ran before it. Symbolic
     numbers in it are expressions.
@@ -461,7 +462,7 @@ class BackwardOutline:
     needs: tuple[tuple[int, ...], tuple[int, ...], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackwardGraph:
     """The backward of a traced program, of which one is made for whatever tangents are missing.
 
@@ -473,7 +474,7 @@ class BackwardGraph:
     behind: tuple[frozenset[int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shelved:
     """A program that was compiled before. `backward` gives None for missing tangents that were not met then; it is
     compiled from `graph` for these."""
@@ -497,7 +498,7 @@ class Shelf(Protocol):
         """Keeps the backward without some tangents."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallPlan:
     """How a call of a program finds its compiled forward's inputs. C++ reads it."""
 
@@ -508,7 +509,7 @@ class CallPlan:
     conjugated: tuple[int, ...]  # flat inputs that may come lazily conjugated
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TangentLayout:
     """The memory layout that a backward was compiled for; None where it is symbolic."""
 
@@ -523,7 +524,7 @@ UNHELD = -2  # a derivative does not read it, or the program wrote it
 HELD = -1  # the autograd node holds it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientSource:
     """How a run makes a gradient; C++ reads it."""
 
@@ -533,7 +534,7 @@ class GradientSource:
     cloned: bool  # where it would become `.grad` itself, a copy does
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackwardPlan:
     """A compiled backward without some tangents. C++ reads it."""
 
@@ -543,7 +544,7 @@ class BackwardPlan:
     sources: tuple[GradientSource, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientSet:
     """Gradients that the same tangents lead to, by their places. C++ reads it."""
 
@@ -553,7 +554,7 @@ class GradientSet:
     follows: int = -1  # the number of the set of the same tangents whose turn is before; -1: there is none
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HistoryPlan:
     """What connects a call's outputs to the compiled backward. C++ reads it."""
 

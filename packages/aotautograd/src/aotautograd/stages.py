@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from aotautograd.events import tell_not_cut
 from aotautograd.inputs import spec_of_clone
 from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import Compiled, Compiler, GradientInfo
+from primtorch.frozen import record
 from primtorch.memory import memory_of, viewed
 from primtorch.printing import made_by
 from primtorch.symbolic import expr_of
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """One part of a backward.
 

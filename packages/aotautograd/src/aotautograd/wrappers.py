@@ -33,6 +33,7 @@ from primtorch.dispatch_mode import DispatchMode
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
 from primtorch.flattenings import masks_differ, matching, unwarned
+from primtorch.frozen import record
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.spec import Size, TensorSpec
@@ -294,7 +295,7 @@ class WrapperProgram:
         return _Arriving(value if isinstance(value, TensorSpec) else TensorSpec.of(value))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Arriving:
     """An input of which each call tells whether it is a wrapper, and how it is made. `spec`: what it was taken for."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from primtorch import forks
+from primtorch.frozen import record
 
 Dump = Callable[[str, str], None]
 MOST_REMEMBERED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Text:
     """A stage of a compilation as a person reads it. `title`: the graph that it belongs to, or nothing."""
 

@@ -6,7 +6,6 @@ import copy
 import platform
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import torch
 import aotautograd._C
 import torchdynamo._C
 import torchinductor._C
+from primtorch.frozen import record
 from primtorch.supported import TORCH, minor
 from torchcompile.api import compile, report, reset
 from torchcompile.options import resolve
@@ -27,7 +27,7 @@ DISTRIBUTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """One line of the answer. `remedy`: what to do where it is not well, "" where it is."""
 

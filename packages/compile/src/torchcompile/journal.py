@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from primtorch import forks
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from torchcompile.dumps import DumpFolder, Text
 from torchinductor import NO_MEMORY, CompiledGraph, Memory, Part, label_of
@@ -16,7 +17,7 @@ from torchinductor import NO_MEMORY, CompiledGraph, Memory, Part, label_of
 Kind = Literal["forward", "backward", "inference"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CapturedGraphRecord:
     """One graph as it was captured. `lines`: the user's lines behind its operators, each once, in order."""
 
@@ -25,7 +26,7 @@ class CapturedGraphRecord:
     lines: tuple[UserFrame, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompiledGraphRecord:
     """One graph that was turned into kernels.
 
@@ -60,7 +61,7 @@ class Span:
     ended: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StageRecord:
     """One stage of a graph's backward, which gives the gradients of one of DistributedDataParallel's buckets.
 
@@ -76,7 +77,7 @@ class StageRecord:
     planned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PieceRecord:
     """One piece of a graph that several back ends share.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -19,13 +19,14 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.effects import writes_first
+from primtorch.frozen import record
 
 _OPERANDS = frozenset({"input", "self", "other", "condition", "mask", "value"})
 Number: TypeAlias = int | float
 _WHOLE = (torch.int64, torch.int32)  # of positions and sums of them, which do not wrap
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Affine:
     """Numbers: at index i, base + sum(slope * i[d]). A float is one only where all slopes are zero."""
 
@@ -58,7 +59,7 @@ class Affine:
         return True if least >= 0 else False if most < 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Condition:
     """Booleans: true where each of the sums is at least zero."""
 
@@ -70,7 +71,7 @@ class Condition:
         return Condition(tuple(replace(one, slopes=_widened(one.slopes, rank)) for one in self.sums), rank)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chosen:
     """Numbers: one where a condition holds, the other elsewhere."""
 

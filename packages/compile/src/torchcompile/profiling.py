@@ -9,20 +9,22 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, Kernel
 from torch.profiler import ProfilerActivity
 
+from primtorch.frozen import record
+from torchcompile import page
 from torchcompile.errors import InvalidArgument
 from torchcompile.journal import Journal
-from torchcompile.page import PartRow, part_rows, render_profile
+from torchcompile.page import PartRow, part_rows
 from torchcompile.page.tables import bytes_text, seconds_text, share_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 _COPIED = 1 << 26  # bytes that are copied to learn what the machine's memory allows: more than caches hold
 _BEST_OF = 5
@@ -66,6 +68,10 @@ class Profile:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(title="Kernels and calls of compiled code", caption="\n".join(self.notes), caption_justify="left")
         for name in ("kernel or call", "runs"):
             table.add_column(name, overflow="fold", justify="left" if name != "runs" else "right")
@@ -80,6 +86,8 @@ class Profile:
         yield table
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=140, no_color=True)
         with console.capture() as capture:
             console.print(self)
@@ -87,10 +95,10 @@ class Profile:
 
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
         """One page with a picture and a table; written to `path`, too, if given."""
-        page = render_profile("Where the time goes", self.notes, self.rows, self.other)
+        text = page.render_profile("Where the time goes", self.notes, self.rows, self.other)
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
-        return page
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
 
 def profiled(journal: Journal, call: Callable[[], object], runs: int) -> Profile:
@@ -131,7 +139,7 @@ def _events(call: Callable[[], object], runs: int) -> Sequence[FunctionEvent]:
     return plain.function_events or ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Time:
     """What a part took, in all of its runs together.
 

@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.control import Control
-from rich.segment import ControlType
-from rich.text import Text
+from typing import TYPE_CHECKING, TextIO
 
 from primtorch import forks
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Watch = Callable[[str, int, int], None]
 
@@ -28,12 +27,6 @@ _TOLD = {
     "generate": "kernels {done}/{of}",
     "build": "building {of} kernels",
 }
-
-
-class _Line(Console):
-    def on_broken_pipe(self) -> None:
-        """Nothing of what rich does: it ends the process."""
-        raise  # noqa: PLE0704 - it is called where the error is handled
 
 
 class Progress:
@@ -82,12 +75,14 @@ class Progress:
         stream = sys.stderr
         self._began, self._console = time.perf_counter(), None
         if stream is not None and (self._wanted or stream.isatty()):
-            self._console = _Line(file=stream, highlight=False)
+            self._console = _console(stream)
 
     def _tell(self, title: str, stage: str, done: int, of: int) -> None:
         console, now = self._console, time.perf_counter()
         if console is None or stage not in _TOLD:
             return
+        from rich.text import Text  # loaded with the console
+
         line = f"{title}: {_TOLD[stage].format(done=done, of=of)}"
         if not console.is_terminal or console.is_dumb_terminal:
             if self._wanted and stage == "build":
@@ -108,7 +103,22 @@ class Progress:
             self._clear(self._console)
 
     def _clear(self, console: Console) -> None:
+        from rich.control import Control
+        from rich.segment import ControlType
+
         console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+
+
+def _console(stream: TextIO) -> Console:
+    with forks.undivided():
+        from rich.console import Console
+
+    class Line(Console):
+        def on_broken_pipe(self) -> None:
+            """Nothing of what rich does: it ends the process."""
+            raise  # noqa: PLE0704 - it is called where the error is handled
+
+    return Line(file=stream, highlight=False)
 
 
 def _silent(stage: str, done: int, of: int) -> None:

@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from primtorch.ledger import Effect, Event, event_tables, of, total
+from torchcompile import page
 from torchcompile.dumps import Text
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, PieceRecord, Span, StageRecord
-from torchcompile.page import Contents, render
 from torchcompile.page.replicas import drawn
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,9 @@ class Report:
         return parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.markup import escape
+        from rich.table import Table
+
         for title, head, rows in self.tables():
             table = Table(title=title, show_header=any(head))
             for name in head:
@@ -168,14 +171,16 @@ class Report:
             yield table
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=120, no_color=True)
         with console.capture() as capture:
             console.print(self)
         return capture.get()
 
-    def contents(self) -> Contents:
+    def contents(self) -> page.Contents:
         """What the page shows."""
-        return Contents(
+        return page.Contents(
             totals=[(what, number) for what, number in self._totals()],
             clean=self.clean,
             captured=self.traced,
@@ -192,10 +197,10 @@ class Report:
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
         """One page that needs nothing else: the user's source with graphs, breaks and kernels beside each line, a
         timeline of compilation, kernels, memory, and every stage as text. It is written to `path`, too, if given."""
-        page = render(self.contents())
+        text = page.render(self.contents())
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
-        return page
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def html_tables(self) -> str:
         """The tables of the report alone, for a page of the caller's own."""

@@ -28,6 +28,7 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardGraph, BackwardOutline, Compiled, Outline, Shelved
+from primtorch.frozen import record
 from primtorch.higher_order import InvokeSubgraph
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
@@ -70,7 +71,7 @@ MOST_CASES = 4  # of one graph: sizes that a compilation told apart
 LinedT = TypeVar("LinedT", program.Part, program.Require, program.Expect)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptOutline:
     """The outline of a graph, with what its compilation learnt of its symbols: it holds for examples of that case."""
 

@@ -16,10 +16,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from primtorch.files import is_trusted
+from primtorch.frozen import record
 from primtorch.once import cached_property
 
 _log = logging.getLogger("torchcompile")
@@ -31,7 +31,7 @@ _DAY = 86400.0
 _EVERY = 3600.0  # seconds between two looks at the folder's size
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """A file of the cache folder."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
+from primtorch.frozen import record
 from torchcompile.errors import InvalidArgument
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Counterpart:
     """One of torch's options.
 

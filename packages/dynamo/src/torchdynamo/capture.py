@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from primtorch.ambient import ATTENTION, Ambient, preserved
+from primtorch.frozen import record
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.schemas import TORCH, UserFrame
 from torchdynamo.after_break.stopped import Stopped, StoppedFrame
@@ -46,14 +47,14 @@ from torchdynamo.watchers import saving_unseen
 Lines = tuple[tuple[str, int], ...]  # files and their lines, from a captured function inwards
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """The program returned."""
 
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Broke:
     """An instruction breaks the graph."""
 
@@ -63,28 +64,28 @@ class Broke:
     uninitialized: bool = False  # a parameter that a lazy module's first call makes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HasToRaise:
     """An exception leaves what it closes: it has to be raised for real."""
 
     ordinal: int  # of its raise
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HasToCut:
     """The graph has to end behind a number of recorded calls."""
 
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HasToBegin:
     """A collective has to be begun for real: at the graph's end nobody can wait for it."""
 
     ordinal: int  # among those that give work
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadsWhole:
     """A list has to be captured with all that is in it."""
 
@@ -92,7 +93,7 @@ class ReadsWhole:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Raised:
     """An exception left the function: the program's, or a fault of capture."""
 
@@ -107,7 +108,7 @@ class Raised:
         return type(self.error), self.where.line if self.where is not None else 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AsksNumber:
     """The values of numbers are needed that the program takes out of tensors."""
 
@@ -115,21 +116,21 @@ class AsksNumber:
     as_size: bool  # by an operator, which may take them for sizes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AsksText:
     """Texts are needed that are known only at each call."""
 
     origins: Origins
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GoesUnread:
     """A list whose items are others in each round of a loop has to be captured without what is in it."""
 
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unrolls:
     """What is begun at a place over modules has to be captured with all its rounds, as none has to be of its own."""
 
@@ -152,7 +153,7 @@ Ending = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Directions:
     """What an interpretation is told by the endings of those before it.
 

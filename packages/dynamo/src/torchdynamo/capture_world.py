@@ -10,7 +10,6 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 
 from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from primtorch.interrupts import interrupt_behind, pass_on_interrupt
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
@@ -51,7 +51,7 @@ from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.sources import Attribute, own_dict
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorSuper:
     """`super()` in a method of a tensor's class: the fake that stands for the tensor is of another one."""
 

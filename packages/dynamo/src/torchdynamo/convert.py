@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from torch import fx
 from primtorch import graph_text
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
+from primtorch.frozen import record
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.ledger import Event
 from primtorch.withheld import COLLECTOR
@@ -85,7 +86,7 @@ _MODULE_CALL: Final = torch.nn.modules.module.__file__
 _without_classes = torch._C.DisableTorchFunctionSubclass
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Generated:
     """A capture with the code of its values and effects; `tail` ends the generated function."""
 
@@ -96,7 +97,7 @@ class Generated:
     module: object  # the name of the module that what the tail calls is called from
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finishing:
     """What the back end takes, and the guards so far; `asked` relations of numbers are among them."""
 
@@ -106,7 +107,7 @@ class Finishing:
     asked: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Whole(Generic[Result]):
     """One graph of a whole call, which no back end has seen."""
 

@@ -9,13 +9,12 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from torch import fx
 
 from primtorch import graph_text
+from primtorch.frozen import record
 from primtorch.ledger import Effect, Event, event_tables, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
@@ -27,6 +26,9 @@ from torchdynamo.interpreter.frame import CODES
 from torchdynamo.reasons import REASONS
 from torchdynamo.schemas import CaptureOptions, GraphBreak, Guard
 from torchdynamo.sources import Scope
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 Section = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
@@ -94,6 +96,8 @@ class Explanation:
         return [section for section in found if section[2]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+
         for title, head, rows in self.sections():
             table = Table(*head, title=title, title_justify="left", show_header=any(head))
             for row in rows:
@@ -101,6 +105,8 @@ class Explanation:
             yield table
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=160, no_color=True)
         with console.capture() as capture:
             console.print(self)
@@ -195,7 +201,7 @@ def explain(
     return run
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Miss:
     """Why one version of a compiled function does not serve a call; `failure` is None when it does."""
 
@@ -203,6 +209,7 @@ class Miss:
     failure: Failure | None
 
     def __str__(self) -> str:
+
         return f"version {self.version}: {self.failure or 'serves the call'}"
 
 

@@ -8,9 +8,10 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar, cast
 
+from primtorch.frozen import record
 from torchdynamo import torch_compilers_marks
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -27,7 +28,7 @@ class MarkKind(enum.Enum):
     SUBSTITUTED = "substituted"  # calls of another function, `substitute`
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mark:
     """A user's word on a function."""
 

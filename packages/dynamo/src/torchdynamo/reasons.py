@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from primtorch.frozen import record
 from primtorch.ledger import Effect, Event, Kind, kinds
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.schemas import GraphBreak
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason(Kind):
     """One way in which a program leaves the graph."""
 

@@ -62,7 +62,7 @@ class TensorGuard:
     no_hooks: bool = False  # nothing of the program's runs where a gradient comes to the tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShapeProgram:
     """A boolean expression over integers, as a postfix program (see `primtorch.symbolic.BoolExpr.program`)."""
 
@@ -71,7 +71,7 @@ class ShapeProgram:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WrittenMemory:
     """Tensors whose memory the graph writes to, and those that it only reads: no written one overlaps another."""
 
@@ -93,7 +93,7 @@ class GlobalState:
     switches: tuple[tuple[str, int], ...]  # what decides between kernels, by name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AmbientRead:
     """State of the process that the program asked for: `function(*args)` gave the constant `value`."""
 
@@ -112,7 +112,7 @@ class Guard:
     user_frames: tuple[UserFrame, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GraphBreak:
     """Why capture stopped, and where."""
 

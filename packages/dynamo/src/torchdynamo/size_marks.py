@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
+from primtorch.frozen import record
 from torchdynamo import torch_compilers_marks
 
 
@@ -20,7 +20,7 @@ class SizeKind(enum.Enum):
     STATIC = "static"  # a constant
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeMark:
     """A user's word on one size: `low` to `high`, None where nothing was promised."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
 from typing import cast
 
@@ -19,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from primtorch.ambient import dispatch_modes, function_modes
+from primtorch.frozen import record
 from primtorch.ledger import Kind
 from torchdynamo._C import CompiledCallable, define_call
 from torchdynamo.events import (
@@ -31,7 +31,7 @@ from torchdynamo.events import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Watcher:
     """What sees the operators of a call, as a kind of event."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from primtorch.frozen import record
 from primtorch.higher_order import HigherOrder, InvokeSubgraph, with_bodies
 from primtorch.ledger import Event
 from primtorch.printing import body_names
@@ -457,7 +458,7 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
 Launched = (Kernel, Template, Bundle)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Sources:
     """The kernels of one type of device.
 

@@ -7,9 +7,9 @@ on a machine that does not have the device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
 from torchinductor.ir import Bundle, Kernel, Template, by_form, loops_of
@@ -18,7 +18,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traffic:
     """Launches and bytes of planned operations.
 

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from primtorch import forks
+from primtorch.frozen import record
 
 from .program import (
     Alloc,
@@ -142,7 +143,7 @@ class _Seen:
     given_away: set[int] = field(default_factory=set)  # results that callers hold while they call again
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Copied:
     """An input that is copied before each replay."""
 

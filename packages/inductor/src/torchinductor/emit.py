@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr, constant, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
@@ -42,7 +43,7 @@ Bytes: TypeAlias = tuple[torch.device, IntExpr]
 _SHAPE, _SELECT = torch.ops.aten._shape_as_tensor.default, torch.ops.aten.select.int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Handle:
     """A generated kernel: the back end and the source that launch it, and its number among the built kernels."""
 

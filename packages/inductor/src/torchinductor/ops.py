@@ -10,12 +10,12 @@ precision type (bfloat16, float16) is a float32 while it is being computed with;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntFlag
 from typing import Generic, Literal, TypeVar
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.prims import PRIMS
 from primtorch.symbolic.expr import IntExpr, symbol
 
@@ -24,7 +24,7 @@ V = TypeVar("V")
 ResultType = Literal["same", "bool", "second", "int64", "int32"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ElementwiseOp:
     """A scalar operation of `apply`: how many operands it has, and how its result's type follows from theirs."""
 

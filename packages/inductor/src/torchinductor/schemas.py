@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
+from primtorch.frozen import record
 from primtorch.ledger import LEDGER, Ledger
 from torchinductor.program import Part
 
@@ -85,7 +86,7 @@ class Account:
     watch: Watch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProductRates:
     """What a device makes of matrix products of 16-bit numbers: floating-point operations and bytes a second."""
 
@@ -95,7 +96,7 @@ class ProductRates:
     bandwidth: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AdditionRates:
     """What additions to places that indices tell cost where a device makes them by atomic operations, in seconds and a
     second, and what it costs to compare indices instead."""
@@ -106,7 +107,7 @@ class AdditionRates:
     cache: float  # bytes that are read again
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ColumnSums:
     """What a program that goes through rows can keep of the sums of their columns, and when it is to."""
 
@@ -117,7 +118,7 @@ class ColumnSums:
     least: int  # bytes that are not read a second time
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceTraits:
     """What is cheap and what is dear on a type of device: fusion, padding and layouts are decided by it."""
 

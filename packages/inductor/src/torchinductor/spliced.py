@@ -7,11 +7,12 @@ the place of the call, over slots of the program around it; kernels and constant
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from primtorch.frozen import record
 from torchinductor.codegen.base import KernelSource
 from torchinductor.program import (
     Alloc,
@@ -38,7 +39,7 @@ Sources = tuple[tuple[str, tuple[KernelSource, ...]], ...]
 """What a program's kernels are built of: what is built together, by device type."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Region:
     """A compiled region."""
 

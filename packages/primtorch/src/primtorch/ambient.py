@@ -12,20 +12,20 @@ import operator
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.utils._device as default_device
 from torch.autograd import forward_ad
 
+from primtorch.frozen import record
 from primtorch.withheld import Withheld
 
 _C: Any = torch._C
 _deterministic: Any = torch.utils.deterministic
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ambient:
     """One state of the thread or the process. Without `write`, it is held by blocks of C++ that end with their frame:
     nothing that runs within a Python call can leave it changed."""

@@ -17,6 +17,7 @@ import torch
 from primtorch.ambient import autocast_state
 from primtorch.body_transforms import Pullback
 from primtorch.errors import NoDerivative
+from primtorch.frozen import record
 from primtorch.higher_order import Body, Derivative, HigherOrder, Values
 from primtorch.layout import iterator_like
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -25,7 +26,7 @@ POSITION = torch.int32  # the type of a batch, head, query and key in the functi
 POSITIONS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlockTables:
     """Which tiles of scores are looked at: tables among the operands.
 
@@ -52,7 +53,7 @@ class BlockTables:
         return self.by_rows * (2 if self.by_keys else 1)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AttentionParts:
     """The operands of a call by what they are for."""
 

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import Program
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leaf:
     """A leaf of the call's arguments, by its place."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class State:
     """A tensor that the function reads from elsewhere: a parameter, a buffer, a global."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """What the graph returns at a place."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Number:
     """A number computed from those that the call tells: a postfix program of `primtorch.symbolic` over their names or
     places."""
@@ -47,7 +47,7 @@ MEASURES: Mapping[str, Callable[[Any, int], int | float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measure:
     """A number that a call tells: a size, a stride or the offset of a tensor, or a number among the arguments."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import wraps
 from importlib import import_module
@@ -14,6 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch._ops import OpOverload
 
+from primtorch import forks
+from primtorch.frozen import record
 from primtorch.once import once
 from primtorch.samples import Call, usual
 
@@ -51,7 +52,7 @@ class Trait(Enum):
     SHARES_NOTHING = "refuses an operand in the target's own memory, even at the same place"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operator:
     """One overload. What is None here is found elsewhere: a formula in those of variants, torch's own kernels for
     tensors without data, or the rule; an operator without a rule stays a call of itself.
@@ -194,7 +195,9 @@ class Family:
 
 def _families() -> Iterator[Family]:
     for name in FAMILIES:
-        yield import_module(f"primtorch.operators.{name}").OP
+        with forks.undivided():
+            family: Family = import_module(f"primtorch.operators.{name}").OP
+        yield family
 
 
 @once

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.masked import MaskedTensor
 
 from primtorch.dispatch_mode import DispatchMode
+from primtorch.frozen import record
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ Unflatten: TypeAlias = Callable[[Mapping[str, Any], Any, tuple[Any, ...], tuple[
 """The tensor of parts by name, what it held beside them, its sizes and its strides."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flattening:
     """What a class says by `__tensor_flatten__` and `__tensor_unflatten__`, said for it.
 
@@ -101,7 +102,7 @@ def _masked(parts: Mapping[str, Any], held: object, size: tuple[Any, ...], strid
 _FLATTENINGS: dict[type, Flattening] = {MaskedTensor: Flattening(_unmasked, _masked, elementwise=True)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """Whether two tensors are equal in all elements, and the tensor that says so."""
 

@@ -14,8 +14,8 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ _File: TypeAlias = tuple[int, int]  # what tells an open file from others: its d
 _Pipe: TypeAlias = tuple[int, _File | None]  # a descriptor, and what it was opened for
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
-_STARTING = threading.Lock()
+_WHOLE = threading.RLock()  # who holds it does what no fork may divide
 _STARTED: weakref.WeakKeyDictionary[subprocess.Popen[Any], tuple[_Pipe, ...]] = weakref.WeakKeyDictionary()
 _TOLD: list[weakref.WeakMethod[Callable[[], None]]] = []
 
@@ -48,10 +48,18 @@ def in_child(method: Callable[[], None]) -> None:
     _TOLD.append(weakref.WeakMethod(method, _TOLD.remove))
 
 
+@contextmanager
+def undivided() -> Iterator[None]:
+    """A block during which no other thread forks: one that imports modules, say. A process forked amid it would wait
+    for them in vain: Python's locks of imports are held there by a thread that it has not."""
+    with _WHOLE:
+        yield
+
+
 def process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """A `subprocess.Popen` whose pipes no forked process holds open: whoever reads these to their end would wait for
     that process. While it starts, no thread forks. Raises OSError."""
-    with _STARTING:
+    with _WHOLE:
         started = subprocess.Popen(command, **options)
         opened = [pipe.fileno() for pipe in (started.stdin, started.stdout, started.stderr) if pipe is not None]
         _STARTED[started] = tuple((descriptor, _file_of(descriptor)) for descriptor in opened)
@@ -81,7 +89,7 @@ def _leave(started: subprocess.Popen[Any], pipes: Sequence[_Pipe]) -> None:
 
 
 def _forked() -> None:
-    _STARTING.release()
+    _WHOLE.release()
     for started, pipes in list(_STARTED.items()):
         _leave(started, pipes)
     _STARTED.clear()
@@ -124,4 +132,4 @@ def _removed(made: dict[int, Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-os.register_at_fork(before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_forked)
+os.register_at_fork(before=_WHOLE.acquire, after_in_parent=_WHOLE.release, after_in_child=_forked)

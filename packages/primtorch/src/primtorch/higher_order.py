@@ -26,6 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from primtorch.ambient import AutocastState, autocast_state, set_autocast_state
 from primtorch.arguments import TensorLike
 from primtorch.errors import NoDerivative
+from primtorch.frozen import record
 from primtorch.ledger import Effect, Kind
 from primtorch.spec import Size, TensorSpec, spec_of
 
@@ -74,7 +75,7 @@ def call_body(body: Body, flat: Values) -> Sequence[Any]:
     return body(*flat) if handler is None else handler.run_body(body, flat)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Derivative:
     """The derivative of a call: the operator, its operands, and for each result the operand that it belongs to, or
     None."""
@@ -84,7 +85,7 @@ class Derivative:
     places: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
     """What `vmap` says of a batch: its size, and how random numbers are drawn for its elements."""
 
@@ -92,7 +93,7 @@ class Batch:
     randomness: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transformed:
     """What a transform makes of a call.
 

@@ -11,9 +11,10 @@ import enum
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from primtorch import forks
+from primtorch.frozen import record
 from primtorch.schemas import TORCH, UserFrame, calling_frames
 from primtorch.warned import warn_at
 
@@ -35,7 +36,7 @@ class Effect(enum.Enum):
 REFUSED = frozenset({Effect.BREAK, Effect.FALLBACK, Effect.MENDED})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kind:
     """One way in which a program's run is not what was asked for.
 
@@ -65,7 +66,7 @@ def own_line(frames: Sequence[UserFrame]) -> UserFrame | None:
     return next(own, frames[-1] if frames else None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Event:
     """Something that happened.
 

@@ -20,12 +20,13 @@ from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from primtorch.arguments import TensorLike
+from primtorch.frozen import record
 from primtorch.higher_order import Body, Derivative, Handler, HigherOrder, InvokeSubgraph, Values, current_handler
 from primtorch.once import cached_property
 from primtorch.spec import TensorSpec, spec_of
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CustomFunction:
     """A function as it was captured.
 

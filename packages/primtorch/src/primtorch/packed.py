@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.fake.tensor import FakeMode, FakeTensor, register_special
+from primtorch.frozen import record
 from primtorch.layout import channels_last_order, contiguous_strides, strides_in_order
+from primtorch.once import once
 from primtorch.spec import Size, TensorSpec
 
 NAMESPACE = "primtorch_packed"
@@ -31,7 +32,7 @@ Shapes: TypeAlias = "Callable[..., Sequence[Extent]]"
 """What an operator's results look like, from the sizes of its objects and its other arguments: shapes and strides."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     """An object that has a number, which lives as long as the program holds it."""
 
@@ -104,7 +105,7 @@ def _row(packed: object) -> tuple[int, ...]:
     return (int(torch.ops.quantized.embedding_bag_unpack(packed).shape[1]),)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Window:
     """What a convolution's shape depends on. Of one over a single dim there are two dims here, the first of size 1."""
 
@@ -178,7 +179,7 @@ def in_graph(operator: OpOverload | OpOverloadPacket, places: frozenset[int]) ->
     packet = operator.overloadpacket if isinstance(operator, OpOverload) else operator
     for name in packet.overloads():
         overload = getattr(packet, name)
-        found = _FORMS.get(overload.name())
+        found = known_forms().get(overload.name())
         if (found is not None and found.places == places) and operator in (packet, overload):
             return found.overload, found.draws
     return None
@@ -272,7 +273,7 @@ def _packed_sequence(
 # -- the operators -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Form:
     overload: OpOverload
     places: frozenset[int]
@@ -339,8 +340,11 @@ def _original(name: str) -> OpOverload | None:
     return getattr(found, overload or "default", None)
 
 
-_FORMS: dict[str, _Form] = {
-    original.name(): _define(original, shapes)
-    for name, shapes in _SHAPES.items()
-    if (original := _original(name)) is not None
-}
+@once
+def known_forms() -> Mapping[str, _Form]:
+    """Of each operator, by its name. Whoever first asks defines the operators that stand in graphs."""
+    return {
+        original.name(): _define(original, shapes)
+        for name, shapes in _SHAPES.items()
+        if (original := _original(name)) is not None
+    }

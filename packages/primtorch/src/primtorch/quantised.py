@@ -18,6 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.errors import NoFormula
 from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, register_special
+from primtorch.frozen import record
 from primtorch.layout import (
     broadcast_shapes,
     channels_last_order,
@@ -28,6 +29,7 @@ from primtorch.layout import (
     suggested_strides,
     suggests_channels_last,
 )
+from primtorch.once import once
 from primtorch.packed import Window, numbers_for_objects, object_of
 from primtorch.spec import Size, TensorSpec
 
@@ -41,7 +43,7 @@ INTEGERS: Mapping[torch.dtype, torch.dtype] = {
 _QUANTISED = {plain: quantised for quantised, plain in INTEGERS.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ByTensor:
     """One scale and one zero point for all elements: x = (integer - zero_point) * scale."""
 
@@ -111,7 +113,7 @@ def _over(made: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 # -- what a result means -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A quantised tensor in a call: a fake of its integers, and what they mean."""
 
@@ -238,9 +240,9 @@ def form_of(
 ) -> Form | None:
     """What stands in graphs for a call of an operator, or of the overload that takes such arguments."""
     if isinstance(operator, OpOverload):
-        return FORMS.get(operator.name())
+        return known_forms().get(operator.name())
     for name in operator.overloads():
-        form = FORMS.get(getattr(operator, name).name())
+        form = known_forms().get(getattr(operator, name).name())
         if form is not None and _takes(form.original, args, kwargs):
             return form
     return None
@@ -448,7 +450,7 @@ def _suggested_as_images(source: TensorSpec, shape: tuple[Size, ...]) -> tuple[S
 # -- the table ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Row:
     names: str
     means: tuple[Rule, ...]
@@ -510,6 +512,12 @@ _ROWS = (
 )
 
 
+@once
+def known_forms() -> Mapping[str, Form]:
+    """Of each operator, by its name. Whoever first asks defines the operators that stand in graphs."""
+    return dict(_forms())
+
+
 def _forms() -> Iterator[tuple[str, Form]]:
     for row in _ROWS:
         for name in row.names.split():
@@ -518,9 +526,6 @@ def _forms() -> Iterator[tuple[str, Form]]:
             original = getattr(found, kind[0] if kind else "default", None)
             if original is not None:  # not every torch has it
                 yield original.name(), _define(original, row)
-
-
-FORMS: dict[str, Form] = dict(_forms())
 
 
 # -- into quantised tensors and out of them ----------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.immutable_collections import immutable_list
 
+from primtorch.frozen import record
 from primtorch.spec import TensorSpec
 
 Json: TypeAlias = Any  # what json.loads gives
@@ -31,7 +32,7 @@ class NotARecord(ValueError):
     """Text is none that `Records.text` writes, or names a class or operator that the reader does not know."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Codec:
     """How values of a class that is no dataclass are written: the values that one is made of, and what makes it again.
 

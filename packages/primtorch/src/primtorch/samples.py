@@ -6,24 +6,25 @@ Nothing is drawn until a sample is: `call(reals(2, 3), 1)` describes arguments, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
 
+from primtorch.frozen import record
+
 Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 """Positional ones, and those by name."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Drawn:
     """A tensor that is drawn when the sample is."""
 
     draw: Callable[[], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """Arguments by position and by name: values, and in their places what is drawn."""
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from primtorch.flattenings import flattening_of
+from primtorch.frozen import record
 from primtorch.layout import contiguous_strides
 from primtorch.spec import Size, TensorSpec
 
@@ -95,7 +96,7 @@ class Relaid:
         return self.function(tensor, *self.rest, **self.named)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ByClass:
     """What a function of torch means to a class, which has it in its `__torch_function__`; classes may be switched off
     where it is called."""
@@ -150,7 +151,7 @@ class Applied:
 HERE = object()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Held:
     """A part of a wrapper that is no tensor, and one and the same object: a mesh of processes."""
 

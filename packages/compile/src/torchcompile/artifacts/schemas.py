@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from primtorch.frozen import record
 
 FORMAT = 5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fact:
     """What a compiled program depends on beside its code: another value of it, and the program is another one."""
 
@@ -15,7 +15,7 @@ class Fact:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CodeRow:
     """A function whose code the program is made of, by where it is defined and by what it says."""
 
@@ -24,7 +24,7 @@ class CodeRow:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Manifest:
     """The first entry of a file.
 
@@ -47,7 +47,7 @@ class Manifest:
     files: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contents:
     """A file, read and found whole: compiled forms by graph and part, captured frames by key; kernels as files by
     name."""

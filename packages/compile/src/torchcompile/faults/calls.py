@@ -22,6 +22,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from primtorch.frozen import record
 from primtorch.ledger import Event, Ledger
 from primtorch.schemas import TORCH, UserFrame
 from primtorch.testing import assert_as_accurate
@@ -201,7 +202,7 @@ def _last(graphs: Sequence[Program]) -> tuple[Program, fx.Node] | None:
     return calls[-1] if calls else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Call:
     """A call of torch, and the program's line."""
 

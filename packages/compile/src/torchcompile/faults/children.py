@@ -36,6 +36,7 @@ import primtorch
 import torchdistributed
 import torchdynamo
 import torchinductor
+from primtorch.frozen import record
 from primtorch.schemas import TORCH, UserFrame
 
 Json: TypeAlias = Any  # what `json` writes: it comes back as it was, with lists for tuples
@@ -53,7 +54,7 @@ _PDEATHSIG = 1  # of Linux's prctl
 _POLL = 0.02  # seconds between looks at a child whose pipe somebody else holds open
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Death:
     """A child that gave nothing.
 
@@ -73,7 +74,7 @@ class ChildFailed(RuntimeError):
     """What was done in a child raised an error there."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Teller:
     """A child's way to tell its parent of how far it is."""
 

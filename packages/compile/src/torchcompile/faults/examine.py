@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from primtorch import forks
+from primtorch.frozen import record
 from primtorch.ledger import Event, Ledger, warn_of
 from torchcompile.errors import CompilerDied, WrongResult
 from torchcompile.events import NOT_VERIFIED
@@ -191,7 +192,7 @@ def _where(found: Reproducer | None) -> str:
     return f"\nreduced to {found.lines} operators: {found.path}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _State:
     """What a graph was compiled under."""
 

@@ -6,10 +6,10 @@ The script runs in a child: one that dies is told of by what it said last that i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from primtorch.frozen import record
 from primtorch.ledger import Event
 from primtorch.schemas import UserFrame
 from torchcompile.events import NOT_VERIFIED
@@ -20,7 +20,7 @@ from torchcompile.faults.schemas import Fault, Finding, Stage
 from torchcompile.faults.scripts import SourceReduction, lines_of, run_script, write_script
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Minified:
     """What became of a script.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import fx
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import float_expr_of, hint_of, shape_env_of
 from torchcompile.faults.children import DEATHS
@@ -29,7 +30,7 @@ Run: TypeAlias = Callable[..., Sequence[object]]
 Compile: TypeAlias = Callable[[fx.GraphModule, list[Value]], Run]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """A graph, and inputs that it is run on: tensors, and numbers where its sizes are symbols.
 
@@ -88,7 +89,7 @@ class Makers:
     named: Named | None = Named()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """What is wrong with a program, and in which stage.
 
@@ -116,7 +117,7 @@ class Finding:
         return f"stage {self.stage}: {self.what if self.kind == 'wrong' else f'{self.kind}: {self.what}'}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fault:
     """A finding with its place.
 

@@ -6,7 +6,6 @@ import platform
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from torch import fx
 
 from primtorch import graph_text
+from primtorch.frozen import record
 from torchcompile.faults.judge import apart
 from torchcompile.faults.schemas import Fault, Named, Program
 
@@ -22,7 +22,7 @@ MOST_ELEMENTS = 64  # of a tensor that is written out
 _NAMES = {"torch": torch, "inf": inf, "nan": nan}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Standalone:
     """A program whose inputs are texts, evaluated one after the other behind `torch.manual_seed(SEED)`."""
 

@@ -7,7 +7,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -16,6 +15,7 @@ import torchinductor
 from aotautograd import run_graph
 from aotautograd.lowering import drawing_operators
 from aotautograd.schemas import Opset
+from primtorch.frozen import record
 from primtorch.ledger import Event, warn_of
 from primtorch.lower import lower
 from primtorch.printing import graph_text
@@ -33,7 +33,7 @@ from torchcompile.options import CompileOptions
 HOST_NAME = "PyTorch"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """One back end of a mixture. `theirs`: what was registered; None for this stack's own."""
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from aotautograd.passes import has_effect
+from primtorch.frozen import record
 from primtorch.memory import is_view
 from torchcompile.capability import Capability
 from torchcompile.errors import CompileError
@@ -26,7 +27,7 @@ class NoBackend(CompileError):
     """An operator that no back end of a mixture takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """Operators that run together.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from primtorch.frozen import record
 from primtorch.memory import memory_of
 from primtorch.symbolic import expr_of
 from primtorch.symbolic.expr import IntExpr
@@ -22,7 +22,7 @@ class WrongPiece(CompileError):
     """What a back end gave for a piece is not what the graph says: another number of results, shape or dtype."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One piece of a program.
 
@@ -89,7 +89,7 @@ def _take(step: Step, values: list[object]) -> None:
         values[slot] = value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Expected:
     """What the graph says of a result. `owner`: the node of the piece in whose memory it lies, None if it is given."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from primtorch.ledger import Event
 from torchcompile.dumps import Text
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, PieceRecord, Span, StageRecord
+
+IMPORTED = time.time()
 
 
 @dataclass(frozen=True)

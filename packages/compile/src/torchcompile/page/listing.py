@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,9 @@ from pygments.lexers import PythonLexer
 from primtorch.ledger import Effect, Event
 from primtorch.schemas import UserFrame
 from torchcompile.journal import CapturedGraphRecord
+from torchcompile.page.contents import IMPORTED
 from torchcompile.page.tables import PartRow
 
-_IMPORTED = time.time()
 MOST_LINES = 6000  # of all files together
 _AROUND = 3  # lines shown above and below one of which something is said
 _HIDDEN = frozenset({Effect.PLAIN})
@@ -55,7 +54,7 @@ class Listing:
     def changed(self) -> bool:
         """Whether the file was written to since torchcompile was imported: what was compiled may be older."""
         try:
-            return any(line.html for line in self.lines) and os.stat(self.file).st_mtime > _IMPORTED
+            return any(line.html for line in self.lines) and os.stat(self.file).st_mtime > IMPORTED
         except OSError:
             return False
 

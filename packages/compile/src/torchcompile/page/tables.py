@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from torchcompile.journal import CompiledGraphRecord
 from torchinductor import Part
@@ -14,7 +14,7 @@ from torchinductor import Part
 NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartRow:
     """A kernel or a call of a compiled graph.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from primtorch.frozen import record
 from torchcompile.journal import Span
 from torchcompile.page.tables import seconds_text
 
@@ -17,7 +18,7 @@ STAGES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bar:
     """A stage; places are parts of a thousand of the axis."""
 

@@ -13,8 +13,8 @@ import dis
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
+from primtorch.frozen import record
 from torchdynamo._C import Hook, hook_enabled
 from torchdynamo.after_break import steps
 from torchdynamo.after_break.place import (
@@ -81,7 +81,7 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, hook: Hoo
     return [f"return {place.enter(start_of(here, index), here.stack, [], compiled=False)}"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hooked:
     """Enters a continuation that runs as it is, for the functions that it calls."""
 

@@ -22,6 +22,7 @@ from torch import fx
 from torch.utils.checkpoint import _StopRecomputationError
 
 from primtorch import ambient, communication
+from primtorch.frozen import record
 from primtorch.interrupts import interrupt_behind
 from primtorch.ledger import Event, Kind, Ledger
 from primtorch.wrappers import lies_over_ranks, whole_of
@@ -38,7 +39,7 @@ _AUTOCAST = tuple(state for state in ambient.AMBIENT if state.name.startswith("a
 _CHOICES = {state.write: state for state in ambient.ATTENTION}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Before:
     """What a graph with effects may change before it raises."""
 

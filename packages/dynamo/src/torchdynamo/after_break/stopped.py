@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from primtorch.frozen import record
 from torchdynamo.interpreter import InterpretedFrame
 from torchdynamo.schemas import GraphBreak
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoppedFrame:
     """A frame at the instruction that breaks the graph, or within the call that leads there."""
 
@@ -20,7 +20,7 @@ class StoppedFrame:
     handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stopped:
     """The program just before the instruction that breaks the graph: its frames, outermost first."""
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import SupportsIndex
 
 import torch
 
+from primtorch.frozen import record
 from torchdynamo.arrays.values import arrays_in
 from torchdynamo.reasons import BreakGraph
 
 Axis = int | tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """How a function of NumPy, or a method of arrays, is done to tensors.
 

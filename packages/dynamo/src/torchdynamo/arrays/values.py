@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
+
+from primtorch.frozen import record
 
 try:
     import numpy
@@ -236,7 +237,7 @@ def flipped_dims(array: numpy.ndarray) -> frozenset[int]:
     return frozenset(dim for dim, stride in enumerate(array.strides) if stride < 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorAt:
     """Gives the tensor that has an array's memory, along positive strides. Guards read inputs by it.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from primtorch.frozen import record
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.interpreter.protocol import World
@@ -24,7 +24,7 @@ from torchdynamo.reasons import BreakGraph
 REASON = "autograd_function"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """A rule as a graph of tensors.
 

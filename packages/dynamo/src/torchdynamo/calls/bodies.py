@@ -10,7 +10,6 @@ import collections
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
@@ -18,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.tensor_classes import class_of
@@ -35,7 +35,7 @@ def refusal(detail: str) -> BreakGraph:
     return BreakGraph(REASON, detail)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recorded:
     """A body that was interpreted: its nodes, the nodes around it that it reads, and its results.
 

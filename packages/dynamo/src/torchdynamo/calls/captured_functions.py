@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +15,14 @@ from torch import fx, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from primtorch.frozen import record
 from primtorch.higher_order import HigherOrder, call_body
 from primtorch.own_derivatives import CustomFunction, FunctionBackward, follower, tracer
 from torchdynamo.calls.autograd_rules import Rule, Rules
 from torchdynamo.reasons import BreakGraph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Carried:
     """How the graphs of a captured function fit together.
 
@@ -62,7 +62,7 @@ class Carried:
         return tuple(index for index in range(self.outputs) if index not in self.non_differentiable)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackwardGraph:
     """A captured backward: `graph` takes the kept values at the places `reads`, then the gradients."""
 

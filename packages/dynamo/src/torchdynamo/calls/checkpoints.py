@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as eager
 
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from primtorch.higher_order import call_body
 from torchdynamo.calls.effects import effects_so_far
 from torchdynamo.graph.view_writes import memory_of
@@ -34,7 +34,7 @@ _OWN = {
 } | {"preserve_rng_state": True}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rules:
     """What the program asked of the checkpoint."""
 

@@ -16,9 +16,9 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from primtorch.frozen import record
 from torchdynamo.calls import torch_calls
 from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time
 from torchdynamo.graph.scalars import SYMBOLIC
@@ -30,7 +30,7 @@ from torchdynamo.outside.overlays import MISSING as UNWRITTEN
 from torchdynamo.reasons import BreakGraph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Emission:
     """A call that says something and whose result nobody asks for. The function itself is held by the compiled code."""
 
@@ -40,7 +40,7 @@ class Emission:
     filters: bool = False  # it says nothing: it changes how warnings are filtered
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """A line of the captured program, or of what called it."""
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from torchdynamo._C import gradient_hooks
 from torchdynamo.calls.autograd_functions import grad_mode
 from torchdynamo.graph.derivatives import OUTSIDE, accumulates, nodes_behind
@@ -34,7 +35,7 @@ from torchdynamo.reasons import BreakGraph
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """A call of the engine, by the names of `torch.autograd.grad`. Without `inputs`: by the leaves that it reaches."""
 
@@ -299,7 +300,7 @@ _GRAPHS = {"_ResultBackward": "a torch.autograd.Function that has a first deriva
 # -- what becomes of gradients ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Keeping:
     """How a leaf keeps a gradient as `.grad` where it had none: as a copy of it, or itself, with these strides."""
 

@@ -5,7 +5,6 @@ ranges of the profiler, function modes. What opens such a block and what ends it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -13,13 +12,14 @@ from torch.amp import autocast_mode
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.overrides import TorchFunctionMode
 
+from primtorch.frozen import record
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, Rule
 from torchdynamo.reasons import BreakGraph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenBlock:
     """A `with` block of torch that the program has entered and not left: an autocast region, a default device, a range
     of the profiler.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from primtorch.frozen import record
 from torchdynamo.interpreter.protocol import Args, Kwargs
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Redirect:
     """Call this instead."""
 

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from primtorch.dispatch_mode import DispatchMode
 from primtorch.errors import NoDerivative
 from primtorch.fake import METADATA, FakeMode, wants_sizes
+from primtorch.frozen import record
 from primtorch.higher_order import HigherOrder, Transformable, handled_by
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import grad_mode
@@ -40,7 +41,7 @@ def _as_they_are(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transform:
     """A transform over flat lists of tensors.
 
@@ -80,7 +81,7 @@ class TransformedGraph(nn.Module):
         return tuple(self.transform.apply(body, tensors))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recorded:
     """A function that was interpreted on stand-ins: its nodes, and its results as trees.
 
@@ -114,7 +115,7 @@ class _Asked:
         return _Asked(**{name: value if name == "func" else concrete(value) for name, value in known.items()})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Call:
     """A transformed call in the graph: its module, its inputs as nodes and as fakes, its results as fakes."""
 
@@ -124,7 +125,7 @@ class _Call:
     results: list[torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Pullback:
     """What `vjp` or, with `along`, `linearize` gave beside the call's results: `size` leaves of a tree `of_values`."""
 

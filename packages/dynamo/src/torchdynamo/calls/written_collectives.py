@@ -14,13 +14,13 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import torch
 
 from primtorch import communication
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from torchdynamo.calls.collectives import FUNCTIONAL
 from torchdynamo.calls.process_groups import begins_together
 from torchdynamo.calls.works import Begun, Works
@@ -67,7 +67,7 @@ class Given(TypedDict, total=False):
     timeout: object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """What a graph knows of a group, guarded. `rank`: this process's place in it. `place(rank)`: that of a rank among
     all."""

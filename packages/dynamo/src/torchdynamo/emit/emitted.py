@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from primtorch.ambient import Ambient
+from primtorch.frozen import record
 from torchdynamo._C import GuardTree
 from torchdynamo.emit.graph_inputs import GraphInput
 from torchdynamo.guards.shape_guards import Symbols, shape_guards
 from torchdynamo.schemas import GraphBreak, Guard
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Emitted:
     """What becomes an entry of a compiled callable.
 

@@ -8,12 +8,12 @@ code, as Python computes it, and is an input too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of
 from torchdynamo.emit.codegen import Codegen
@@ -22,7 +22,7 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.sources import Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GraphInput:
     """One input: what the back end sees of it, and the place that the guards read it from (None: it is computed)."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from primtorch.calls import Leaf, Measure, Number, Result, State
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.arrays.values import TensorAt, array_of, same_layout
@@ -22,14 +23,14 @@ from torchdynamo.schemas import Guard, TensorGuard
 from torchdynamo.sources import Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Constant:
     """The same at each call."""
 
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ArrayOf:
     """A NumPy array, or scalar, that has a tensor's memory.
 
@@ -64,7 +65,7 @@ class ArrayOf:
 Reference = Leaf | State | Result | Constant | Number | ArrayOf
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relation:
     """What has to hold between numbers of a call."""
 
@@ -97,7 +98,7 @@ class Surroundings:
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checks:
     """What has to hold of a call.
 
@@ -168,7 +169,7 @@ def _at(place: Leaf | State, leaves: Sequence[object], state: Mapping[str, torch
     return leaves[place.index] if isinstance(place, Leaf) else state[place.name]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Signature:
     """What a call looks like.
 

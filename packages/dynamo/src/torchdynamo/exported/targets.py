@@ -19,7 +19,7 @@ from torch.amp import autocast_mode
 from torch.overrides import get_overridable_functions, resolve_name
 from torch.utils._device import _device_constructors
 
-from primtorch import ambient, histories
+from primtorch import ambient, histories, packed, quantised
 from primtorch.prims import PRIMS, Prim
 from primtorch.symbolic import SCALAR_OPS
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -44,6 +44,10 @@ _MORE_OF_TORCH = (
 # Functions that classes may override, too, though torch's table lacks them.
 _MORE_OF_FUNCTIONAL = ("hardsigmoid", "hardswish", "grouped_mm", "scaled_mm", "scaled_grouped_mm")
 _NAMESPACES = frozenset({"aten", histories.NAMESPACE})  # of operators; `load(operators=...)` adds to them
+# Namespaces whose operators are defined where a program first needs one.
+_DEFINED_LATE: Mapping[str, Callable[[], object]] = {
+    quantised.NAMESPACE: quantised.known_forms, packed.NAMESPACE: packed.known_forms
+}  # fmt: skip
 _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten::_save_for_backward"})
 
 
@@ -157,6 +161,7 @@ def function_named(name: str, operators: Collection[str]) -> Callable[..., objec
         namespace, operation, overload = rest.split(".")
         if namespace not in {*_NAMESPACES, *operators} or f"{namespace}::{operation}" in _NOT_OPERATORS:
             raise UnsafeArchive(f"the file calls {name}: pass load(..., operators=({namespace!r},)) if you trust it")
+        _DEFINED_LATE.get(namespace, bool)()
         found = getattr(getattr(getattr(torch.ops, namespace), operation, None), overload, None)
         if isinstance(found, OpOverload):
             return found

@@ -172,7 +172,7 @@ class Quantised:
             made: Any = self.operate(_IN_PLACE[op], args, kwargs)
             self.recorder.record(_aten.copy_.default, (args[0].integers, made.integers), {})
             return first
-        form = forms.FORMS.get(op.name())
+        form = forms.known_forms().get(op.name())
         if form is None:
             raise BreakGraph("special_tensor", f"{op} of a quantised tensor")
         return self._of_form(form, args, kwargs, sizes)
@@ -282,12 +282,12 @@ class Quantised:
         if isinstance(meaning, ByChannel):
             parts = (x.integers, meaning.scales, meaning.zero_points, meaning.axis)
             return record(forms.DEQUANTISE_BY_CHANNEL, parts, {})  # type: ignore[no-any-return]
-        return self._of_form(forms.FORMS["aten::dequantize.self"], (x,), {}, ())  # type: ignore[return-value]
+        return self._of_form(forms.known_forms()["aten::dequantize.self"], (x,), {}, ())  # type: ignore[return-value]
 
     def _int_repr(self, x: QuantisedFake) -> torch.Tensor:
         if isinstance(x.meaning, ByChannel):
             return self._copied(x.integers)
-        return self._of_form(forms.FORMS["aten::int_repr"], (x,), {}, ())  # type: ignore[return-value]
+        return self._of_form(forms.known_forms()["aten::int_repr"], (x,), {}, ())  # type: ignore[return-value]
 
 
 _MAKING: Mapping[OpOverload, Callable[..., QuantisedFake]] = {

@@ -14,11 +14,11 @@ import re
 import string
 import types
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from torchdynamo.interpreter.protocol import MISSING, Args, Escape, InterpreterObject, Kwargs
 from torchdynamo.sources import Source
@@ -26,7 +26,7 @@ from torchdynamo.sources import Source
 Place = tuple[UserFrame, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origins:
     """Where texts come from: the user's stack where they were made, and what they were outside of the program."""
 

@@ -7,11 +7,11 @@ reference for it, and tells which guard failed and why when a recompile is expla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from primtorch.frozen import record
 from torchdynamo._C import gradient_hooks
 from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import call_text
@@ -184,7 +184,7 @@ _PRESENCE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """A guard that does not hold: what it wants and what it finds, as text.
 

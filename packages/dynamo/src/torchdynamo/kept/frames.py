@@ -9,7 +9,6 @@ that does not fit is left: the call is captured.
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import hashlib
 import logging
 import sys
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from primtorch.ambient import AMBIENT
+from primtorch.frozen import record
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.symbolic import Learnt
@@ -56,7 +56,7 @@ FORMAT = 3
 MOST_FRAMES = 8  # under one key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class KeptFrame:
     """A captured frame. Tables of rows: see `Writer`, `Namer`, `graphs.written`.
 
@@ -141,7 +141,7 @@ class KeptFrames:
             return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class KeptCall:
     """The frames of calls that look like one: kind, sizes and plain values of what is handed in.
 

@@ -4,11 +4,11 @@ them, and what capture took for granted of them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic import Given, Learnt, ShapeEnv, bound, learn, learnt_since
 from primtorch.symbolic.learnt import Mark
 from torchdynamo.guards.shape_guards import Symbols
@@ -19,7 +19,7 @@ from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import Source, TensorSize, TensorStride
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownSymbols(Symbols):
     """Those of a frame that was found."""
 

@@ -4,9 +4,9 @@ process finds teaches what its capture taught there, so that the calls that foll
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from typing import Any
 
+from primtorch.frozen import record
 from torchdynamo.function import Function
 from torchdynamo.interpreter.loop_tests import SourcePlace
 from torchdynamo.kept.contents import NotKept
@@ -20,7 +20,7 @@ _FLAGS = ("guards_floats", "breaks_at_data", "asks_data", "whole_rounds", "unrol
 _OF_ALL = ("in_rounds", "finds_layers")  # flags of all the parts of a program
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Taught:
     """All of it, as it is at one time."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
+
+from primtorch.frozen import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmptySlot:
     """A guard: an object has no value in one of its class's slots."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import nn
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from torchdynamo.outside.loops import KnownLoops
 from torchdynamo.schemas import RoundByRound
@@ -18,7 +19,7 @@ from torchdynamo.sources import Source, TensorSize, TensorStride
 INTEGER_BOUND = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DynamicPolicy:
     """Which sizes become symbols, and what the program may not do with its inputs in a graph.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from primtorch.frozen import record
 from torchinductor.ir.body import Body
 from torchinductor.ir.template import Region, Template
 
@@ -20,7 +21,7 @@ Direction = Literal["forward", "queries", "keys"]
 """What is computed: the results, the gradient by queries, or those by keys and values."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Function:
     """A body over positions, and which of its values is the result."""
 
@@ -28,7 +29,7 @@ class Function:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tables:
     """Which tiles of scores are looked at: for each line of tiles how many, and their places.
 

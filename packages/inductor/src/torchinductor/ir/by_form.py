@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from primtorch.frozen import record
 from torchinductor.ir.body import Body
 from torchinductor.ir.forms import Form, Numbers
 from torchinductor.ir.kernel import Kernel, Stage
@@ -70,7 +71,7 @@ def _common(kernels: Sequence[Kernel]) -> Hashable:
     return buffers, tuple([numbers.key(name) for form in forms for name in form.keys])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Model:
     """What was made of kernels, as it is made of others of their forms.
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.once import cached_property
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
@@ -29,7 +30,7 @@ TemplateKind = Literal["matmul", "attention", "filter_gradient"]
 PROLOGUE = (Load, Constant, IndexExpr, ToDtype, Bitcast, Apply)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Region:
     """A tensor in memory."""
 
@@ -39,7 +40,7 @@ class Region:
     offset: IntExpr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A factor of a product: what computes its element, over the template's axes, and which of the values that is."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -21,6 +21,7 @@ from primtorch.attention import (
     FlexAttentionDerivative,
     working_dtype,
 )
+from primtorch.frozen import record
 from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr, intern_symbol
@@ -52,7 +53,7 @@ class Position(TensorValue):
         self.place = place
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Additions:
     """What a function adds to a tensor of zeros: values at places."""
 
@@ -139,7 +140,7 @@ class _Given(OpsHandler[int]):
 # ---- the call ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Functions:
     """The functions of a call as bodies; with what a score's gradient adds to tensors, if it is asked for."""
 

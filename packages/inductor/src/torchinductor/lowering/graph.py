@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias, TypeGuard, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.fx.node import Argument
 
 from primtorch.attention import FlexAttention, FlexAttentionDerivative
 from primtorch.effects import is_foreign
+from primtorch.frozen import record
 from primtorch.higher_order import HigherOrder
 from primtorch.layout import is_channels_last
 from primtorch.memory import memory_of
@@ -70,7 +71,7 @@ Requirement: TypeAlias = tuple[BoolExpr, tuple[UserFrame, ...]]  # and the lines
 Returned: TypeAlias = ViewRef | IntExpr | FloatExpr | float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GraphInput:
     """A placeholder: a tensor's buffer, or the symbol of a number (None for an int that no size depends on)."""
 
@@ -79,7 +80,7 @@ class GraphInput:
     symbol: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lowered:
     """A graph as buffers and operations in order."""
 

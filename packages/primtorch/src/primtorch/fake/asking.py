@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from primtorch.errors import NoFormula, PrimError, PrimTorchError
 from primtorch.fake.recipe import storage_bytes
 from primtorch.fake.table import Rule, RuleTable, is_composite
 from primtorch.families import Formula
+from primtorch.frozen import record
 from primtorch.interrupts import pass_on_interrupt
 from primtorch.layout import contiguous_strides
 from primtorch.spec import Size, TensorSpec, spec_of
@@ -50,7 +51,7 @@ _KEYS = DispatchKeySet(DispatchKey.CPU)
 _drawing = forks.lock()  # one thread at a time has the default generator's state put back
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Call:
     """A call with descriptors for tensors, without symbols."""
 

@@ -7,13 +7,13 @@ hundred times one over ints. A network repeats few combinations of layouts; each
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from primtorch.arguments import TENSORS
+from primtorch.frozen import record
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.expr import IntExpr, constant
 from primtorch.symbolic.shape_env import ShapeEnv
@@ -24,7 +24,7 @@ class NotRepeatable(Exception):
     """A call whose arguments cannot be compared with those of another."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recipe:
     """How to make a result again: a tensor (`spec`, bytes of its storage), a sequence of results, or a plain value."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -17,11 +16,12 @@ from primtorch.fake.places import on_one_device
 from primtorch.fake.structured import has_native_meta, meta_formula
 from primtorch.fake.variants import RESTRIDING, derived, is_fresh, out_names
 from primtorch.families import Formula, operator_named
+from primtorch.frozen import record
 
 Fallback: TypeAlias = Callable[[OpOverload], Formula | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """How an overload acts on fake tensors. `fresh`: the formula takes a source of data-dependent sizes;
     `restrides`: the first argument gets the result's shape and strides (t_, unsqueeze_, resize_).

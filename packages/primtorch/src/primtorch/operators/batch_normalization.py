@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +11,7 @@ from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Trait
+from primtorch.frozen import record
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -39,7 +39,7 @@ def _other_dims(x: Value) -> tuple[int, ...]:
     return (0, *range(2, x.rank))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _BatchNorm:
     """A call of ATen's batch norms: its arguments, in the order of the overloads."""
 

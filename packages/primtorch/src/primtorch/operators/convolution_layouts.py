@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.eager_kernels import Fact
+from primtorch.frozen import record
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -34,7 +34,7 @@ _SOME = 16
 """What a size that only the data tells is taken for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Convolution:
     """What a convolution is given beside its tensors."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
+from primtorch.frozen import record
 from primtorch.layout import suggests_channels_last
 from primtorch.spec import Size
 
@@ -26,7 +26,7 @@ _AT_ONCE = 16
 _LARGEST = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Taps:
     """A matrix along one dim, of whose rows the elements that are not zero lie side by side.
 
@@ -110,7 +110,7 @@ def spread_windows(b: Builder, size: Size, out: Size, device: torch.device) -> T
 
 
 # --- interpolation ---------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@record
 class Positions:
     """Where the places of a resampled dim lie in the dim that they are taken from: place o at
     (o * step + start) / parts, and not outside of [0, size - 1]."""

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from primtorch.errors import PrimError
 from primtorch.families import operators
+from primtorch.frozen import record
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of, size_of_data
 
@@ -19,7 +20,7 @@ Meta: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pointwise:
     """The ATen operators that are a prim behind broadcasting and type promotion.
 

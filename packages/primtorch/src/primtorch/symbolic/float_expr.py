@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr, Program
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FloatExpr:
     """A float by its text: a symbol's name, or `repr` of a value (which tells -0.0 from 0.0, and has one nan)."""
 
@@ -33,7 +34,7 @@ class FloatExpr:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Definition:
     """What a derived symbol stands for: an operation of `SCALAR_OPS` on numbers of the environment."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.float_expr import Definition
 from primtorch.symbolic.relation import BoolExpr
@@ -13,7 +14,7 @@ from primtorch.symbolic.scalar_ops import SCALAR_OPS
 from primtorch.symbolic.shape_env import ShapeEnv
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewSymbol:
     """A symbol that was made: computed from others, one that only the data tells, or one that is read at each call."""
 
@@ -23,7 +24,7 @@ class NewSymbol:
     max: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Learnt:
     """What an environment came to know.
 
@@ -39,7 +40,7 @@ class Learnt:
     frames: tuple[tuple[UserFrame, ...], ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mark:
     """How much an environment knew: it only learns."""
 
@@ -53,7 +54,7 @@ def mark_of(env: ShapeEnv) -> Mark:
     return Mark(len(env.symbols), len(env.guards), len(env.assumptions))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Given:
     """What a symbol is in an example, and where that was read, as text."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import Any, TypeAlias
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
 from primtorch.symbolic.float_expr import FloatExpr
 
@@ -44,7 +44,7 @@ class Condition:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relation(Condition):
     """`left op right`, op one of eq, ne, lt, le, gt, ge."""
 
@@ -68,7 +68,7 @@ class Relation(Condition):
         return f"{self.left} {SYMBOLS[self.op]} {self.right}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FloatRelation(Condition):
     """`left op right` of floats, or its opposite where `holds` is False (with NaN, `not a < b` is not `a >= b`).
 
@@ -100,7 +100,7 @@ class FloatRelation(Condition):
         return text if self.holds else f"not {text}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Defined(Condition):
     """A derived symbol has a value: the operation behind it does not raise."""
 
@@ -125,7 +125,7 @@ class Defined(Condition):
         return f"{self.name} is defined"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Truth(Condition):
     """A known truth value."""
 
@@ -150,7 +150,7 @@ class Truth(Condition):
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connective(Condition):
     """`and` or `or` of two boolean expressions (a negation is pushed down to the relations)."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from primtorch.frozen import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class ScalarOp:
     """`function` on Python numbers. `partial`: it raises for some operands, so that its use must be guarded."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
 
 from primtorch import forks
 from primtorch.errors import DataDependentValue
+from primtorch.frozen import record
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Atom, Call, IntExpr, Program, Symbol, atom_expr, constant, intern_symbol, symbol
 from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
@@ -33,7 +33,7 @@ from primtorch.symbolic.sym_node import Expr, SymNode
 Range = tuple[int | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolInfo:
     """A symbol as it was made: its value in the example (None for a data-dependent one), origin and range."""
 
@@ -53,7 +53,7 @@ ExprT = TypeVar("ExprT", IntExpr, BoolExpr)
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShapeGuard:
     """A boolean expression that was assumed true, and the user's frames that asked."""
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.cpp.expressions import OPERATIONS, constant_text, index_text, load_text, storage_text
 from torchinductor.codegen.cpp.expressions import value_type as type_text
@@ -34,7 +35,7 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 _PARALLEL = 1 << 15  # scores from which on it is worth running in parallel
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tiles:
     """Positions of a tile: of a program's own, and of the others at a time."""
 

@@ -13,11 +13,11 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from primtorch.frozen import record
 from torchinductor.cache import DiskCache, content_key
 from torchinductor.codegen.base import KernelSource
 from torchinductor.codegen.cpp.build import build_library, built_file, file_of, identity_of, key_of, opened
@@ -34,7 +34,7 @@ _INDEX = ".json"  # a text, of the kinds of files that the cache folder holds
 Unit: TypeAlias = Sequence[int]  # kernels, by their numbers among a graph's
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loaded:
     """A library, and which of a graph's kernels are taken from it. `was_there`: it was not built for this graph."""
 

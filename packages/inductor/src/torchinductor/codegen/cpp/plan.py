@@ -17,10 +17,11 @@ float32 sums go in blocks: at most about a thousand additions into one float32, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.codegen.cpp.phases import in_phases
@@ -42,7 +43,7 @@ _SUM_LANES = 256  # places of their own, of an innermost loop of sums within oth
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """`for (i64 var = start; var < stop; var += step)`; `axis` is None for a loop over blocks."""
 
@@ -60,7 +61,7 @@ class Loop:
         return f"for (i64 {self.var} = {self.start}; {self.var} < {self.stop}; {increment})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """What one iteration of the frame covers where some accesses are contiguous along one axis and others along
     another: they are turned over in a buffer of the tile, so that all of them go by whole vectors."""
@@ -79,7 +80,7 @@ class Tile:
         return f"({self.cross.var} - {self.cross.start})*{self.vector.most} + {self.vector.var} - {self.vector.start}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """The loops of a kernel."""
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import described
 from torchinductor.indexing import number
@@ -34,7 +35,7 @@ SMALLEST = 16  # the smallest side of a tile that the tensor cores take
 LARGEST_HEAD = 256
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blocks:
     """The tile of a program, and how it is made."""
 

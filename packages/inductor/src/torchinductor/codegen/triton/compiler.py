@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TypedDict
 
 from primtorch import forks
+from primtorch.frozen import record
 from torchinductor.cache import MOST_WAITING, DiskCache, turn_at_once
 from torchinductor.errors import BuildFailed
 from torchinductor.schemas import Binaries
@@ -46,7 +47,7 @@ class Record(TypedDict):
     scratch_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Binary:
     """A compiled kernel, and what the worker says of it."""
 
@@ -56,7 +57,7 @@ class Binary:
     hit: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compiling:
     """Sources that are being compiled.
 

@@ -13,8 +13,9 @@ the machine code has them: for seven places of nine taps some 20 an element, of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.naming import described
 from torchinductor.indexing import ZERO, dot, number, variable
@@ -26,7 +27,7 @@ from .split import in_chunks
 from .writer import TritonSource, Writer, source_of
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """What a program takes at a time.
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from primtorch.frozen import record
 from torchinductor.ir import (
     REDUCED_PRECISION,
     Apply,
@@ -49,7 +48,7 @@ def coarse_values(kernel: Kernel) -> Coarse:
             return tuple(tuple(own not in precise for own in numbers) for numbers in numbered.stages)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Numbered:
     """A kernel's operations by numbers, which are equal where values are, whatever their stages.
 

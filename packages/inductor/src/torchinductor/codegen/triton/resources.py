@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import triton
+
+from primtorch.frozen import record
 
 from .compiler import Binary
 
@@ -19,7 +20,7 @@ _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdum
 _LINE = re.compile(r"REG:(\d+)\s+STACK:(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resources:
     """A kernel's needs.
 
