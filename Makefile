@@ -16,6 +16,8 @@ TORCH ?= $(PINNED)
 TORCH_INDEX ?=
 JOBS ?= 2
 SHARE ?= 1
+# Tests start hundreds of processes, each of which would compile the packages' five hundred files anew.
+unexport PYTHONDONTWRITEBYTECODE
 OMP_NUM_THREADS ?= 1
 VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
