@@ -46,7 +46,7 @@ class Taken:
 
     def __init__(self, env: ShapeEnv | None) -> None:
         self.env = env
-        self.guards, self.values = env.taken if env is not None else ((), {})
+        self.guards, self.facts, self.values = env.taken if env is not None else ((), (), {})
 
     def hints(self) -> Sizes:
         """Values of the symbols for which it was prepared."""
@@ -80,7 +80,7 @@ class ForSizes(Generic[MadeT]):
             if self.made:
                 tell_other_sizes(self.what, _first_broken(self.made[-1], self.env.with_derived(sizes)))
             known = tuple(self.taken.guards)
-            with self.env.trial(sizes, known) as asked:
+            with self.env.trial(sizes, known, self.taken.facts) as asked:
                 value = make()
             self.made = [*self.made[1 - MOST_SIZES :], _Made(tuple(asked[len(known) :]), dict(sizes), value)]
             return value

@@ -127,10 +127,8 @@ def text_of(number: object) -> str:
 
 
 def depends_on_data(number: object) -> bool:
-    """Whether a number is one that only the data tells, or is computed from one."""
-    if isinstance(number, torch.SymInt):
-        return node_of(number).env.hint(expr_of(number)) is None
-    return isinstance(number, torch.SymFloat) and node_of(number).hint is None
+    """Whether a number is one that only the data tells, or is computed from one, and has not come to be known since."""
+    return isinstance(number, (torch.SymInt, torch.SymFloat)) and node_of(number).hint is None
 
 
 def shape_env_of(size: int | torch.SymInt | torch.SymFloat) -> ShapeEnv | None:
