@@ -631,8 +631,8 @@ class ShapeEnv:
                 self._learn_at_least_zero(bound)
 
     def _solve(self, difference: IntExpr) -> tuple[Atom, IntExpr] | None:
-        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once, those that only
-        the data tells before all others."""
+        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once, before all of
+        them those that only the data tells."""
         best: tuple[tuple[bool, bool, int], Atom, int] | None = None
         for monomial, coefficient in difference.terms.items():
             if len(monomial) != 1:

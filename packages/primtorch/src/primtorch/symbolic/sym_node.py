@@ -45,8 +45,8 @@ class SymNode:
 
     @property
     def hint(self) -> int | bool | float | None:
-        """The value in the example or, within a trial, for the sizes of the trial; None where it depends on data of which
-        no more is known."""
+        """The value in the example or, within a trial, for the sizes of the trial; None where it depends on data that
+        nothing is known of."""
         if self._example is None:
             return self.env.come_to(self.expr)
         return self.env.now(self.expr, self._example) if self.env.on_trial else self._example
