@@ -78,16 +78,16 @@ def _find_again(graph: fx.Graph, known: _Known) -> None:
         if node.op != "call_function" or not isinstance(val, (torch.Tensor, TensorSpec, torch.SymInt)):
             continue
         dims = [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape)
-        again = [(dim, size) for dim, size in dims if _of_data(size)]
+        again = [(dim, size) for dim, size in dims if isinstance(size, torch.SymInt) and _of_data(size)]
         if not again:
             continue
         source = node.args[0] if node.target is operator.getitem else node
         given = _sizes_of_data(*source.all_input_nodes)  # type: ignore[union-attr]
         new = [(dim, known.number(node, dim, size)) for dim, size in again if _of_data(size) not in given]
-        places = [(dim, *number) for dim, number in new if number is not None]
+        places: list[Any] = [(dim, *number) for dim, number in new if number is not None]
         if not places:
             continue
-        with graph.inserting_before(node.next):
+        with graph.inserting_after(max([node, *(n for _, n, _ in places if isinstance(n, fx.Node))])):
             same = graph.call_function(found_again, (node, tuple(places)))
         same.meta.update(node.meta)
         readers = [user for user in node.users if user is not same and user.target is not aten.sym_size.int]
@@ -158,15 +158,14 @@ class _Known:
     def number(self, node: fx.Node, dim: int | None, size: torch.SymInt) -> tuple[object, bool] | None:
         """The node of what a node's size is, or the number, and whether it stands for what is computed from a number of
         the data; None where nothing is known."""
-        expr, env = self.expr(size), _env(size)
-        written, known = str(expr), self.size(size)
+        written, known = str(self.expr(size)), self.size(size)
         if not depends_on_data(known):
             with contextlib.suppress(KeyError):  # a symbol that no input gives
                 return materialize(self.graph, known, self.nodes), written in self.sizes and not written.isidentifier()
         elif written in self.first:
             return self.first[written], False
         elif written.isidentifier():
-            self.first[written] = self._read(node, dim, env.size(expr))
+            self.first[written] = self._read(node, dim, size)
         return None
 
     def size(self, size: Size) -> Size:

@@ -17,7 +17,7 @@ from torch import fx
 from aotautograd.events import tell_other_sizes
 from aotautograd.schemas import Compiled, Compiler
 from primtorch import forks
-from primtorch.symbolic import ShapeEnv, ShapeGuard, expr_of, float_expr_of
+from primtorch.symbolic import ShapeEnv, ShapeGuard, TakenForGranted, expr_of, float_expr_of
 
 MadeT = TypeVar("MadeT")
 Sizes = Mapping[str, int | float]
@@ -46,7 +46,8 @@ class Taken:
 
     def __init__(self, env: ShapeEnv | None) -> None:
         self.env = env
-        self.guards, self.facts, self.values = env.taken if env is not None else ((), (), {})
+        known = env.taken if env is not None else TakenForGranted((), (), {})
+        self.guards, self.facts, self.values = known
 
     def hints(self) -> Sizes:
         """Values of the symbols for which it was prepared."""

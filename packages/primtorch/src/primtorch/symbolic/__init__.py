@@ -12,7 +12,7 @@ from primtorch.symbolic.learnt import Given, Learnt, Mark, learn, learnt_since, 
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
 from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS, UNARY_OPS
-from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo
+from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo, TakenForGranted
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ShapeGuard",
     "SymNode",
     "SymbolInfo",
+    "TakenForGranted",
     "Truth",
     "bound",
     "constant",

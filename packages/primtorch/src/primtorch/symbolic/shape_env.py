@@ -65,7 +65,7 @@ class ShapeGuard:
         return f"{self.expr}{where}"
 
 
-class Taken(NamedTuple):
+class TakenForGranted(NamedTuple):
     """What a trial takes for granted: guards, what it has found of the data's numbers, and the values of symbols."""
 
     guards: Sequence[ShapeGuard]
@@ -313,9 +313,10 @@ class ShapeEnv:
             self._before.clear()
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> TakenForGranted:
         """What the trial that this is within takes for granted, of which more may come; nothing outside."""
-        return Taken(self.guards, self.assumptions, self._values) if self._before else Taken((), (), {})
+        here = (self.guards, self.assumptions, self._values)
+        return TakenForGranted(*here) if self._before else TakenForGranted((), (), {})
 
     def with_derived(self, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """Values of symbols, with those of the symbols that follow from them."""
