@@ -328,6 +328,17 @@ def test_what_was_made_while_the_collector_was_off_is_old(monkeypatch: pytest.Mo
         gc.unfreeze()
 
 
+def test_what_a_program_has_frozen_is_counted_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python counts it object by object."""
+    asked: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: asked.append(len(asked)) or 1)
+    collector = withheld.Withheld(gc.isenabled, withheld._Collector().set)
+    for _ in range(2 * withheld.ASKED_AGAIN):
+        with collector.off():
+            pass
+    assert len(asked) == 2 and gc.isenabled()
+
+
 def test_an_interrupt_while_the_state_is_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control-C arrives anywhere: here each time that a state is read at the end of a block, once."""
     before = ambient.snapshot()
