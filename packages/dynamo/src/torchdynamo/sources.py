@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, Union, dataclass_transform
 
-from primtorch.frozen import record
-
 
 class _Step:
     """What every source has: its text, and room for that and for its hash."""
@@ -321,7 +319,7 @@ def is_beneath(source: Source, other: Source) -> bool:
     return False
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Scope:
     """What sources are resolved against: one call of the captured function."""
 

@@ -39,8 +39,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 
-from primtorch.frozen import record
-
 _SUSPENDS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _STAR_ARGUMENTS = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 _NO_LOCATION = 15  # kind of a line table entry that maps its code units to no line
@@ -65,7 +63,7 @@ class Entry(enum.Enum):
     PASS = "pass"  # the same, of an exception whose traceback has the function already
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Entrance:
     """Where and how a function's code is entered.
 
