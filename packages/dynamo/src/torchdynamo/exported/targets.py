@@ -161,7 +161,8 @@ def function_named(name: str, operators: Collection[str]) -> Callable[..., objec
         namespace, operation, overload = rest.split(".")
         if namespace not in {*_NAMESPACES, *operators} or f"{namespace}::{operation}" in _NOT_OPERATORS:
             raise UnsafeArchive(f"the file calls {name}: pass load(..., operators=({namespace!r},)) if you trust it")
-        _DEFINED_LATE.get(namespace, bool)()
+        if namespace in _DEFINED_LATE:
+            _DEFINED_LATE[namespace]()
         found = getattr(getattr(getattr(torch.ops, namespace), operation, None), overload, None)
         if isinstance(found, OpOverload):
             return found
