@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-FEW = 4  # cases, of which none is left out
+FEW = 4  # cases; where a test has fewer, none is left out
 
 
 def chosen(cases: Iterable[str], share: int, seed: int) -> set[str]:
