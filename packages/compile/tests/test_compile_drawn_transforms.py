@@ -140,6 +140,24 @@ def outcome(program: Program, x: torch.Tensor) -> Any:
 ASSERTED_BY_TORCH = "has_fw_view() INTERNAL ASSERT FAILED"
 
 
+RELATIVE, ABSOLUTE = 1e-8, 1e-10  # differences that are allowed
+UNIT = torch.finfo(torch.float64).eps
+
+
+def judged(program: Program, x: torch.Tensor) -> Any:
+    """Eager's outcome; None where that cannot judge: it raises, or its values move by a tenth of what is allowed where
+    the input is a few units in the last place off. Derivatives of derivatives grow, and the sine of 1e13 says nothing
+    of who computes it."""
+    try:
+        wanted = outcome(program, x)
+        near = outcome(program, (x.detach() * (1 + 4 * UNIT)).requires_grad_(x.requires_grad))
+    except Exception:
+        return None
+    pairs = zip((*wanted[0], *wanted[5]), (*near[0], *near[5]), strict=True)
+    bounds = {"rtol": RELATIVE / 10, "atol": ABSOLUTE / 10, "equal_nan": True}
+    return wanted if all(one is None or torch.allclose(one, other, **bounds) for one, other in pairs) else None
+
+
 def differs(program: Program, backend: str, requires_grad: bool, seed: int, fullgraph: bool = True) -> str | None:
     """How the compiled program differs from eager; None: it does not."""
     torchcompile.reset()
@@ -147,13 +165,12 @@ def differs(program: Program, backend: str, requires_grad: bool, seed: int, full
     for rows in (2, 2, 3):
         torch.manual_seed(seed)
         x = torch.randn(rows, 2, dtype=torch.float64, requires_grad=requires_grad)
-        try:
-            wanted = outcome(program, x)
-        except Exception:
-            return None  # nothing to be compared with
+        wanted = judged(program, x)
+        if wanted is None:
+            return None
         try:
             found = outcome(compiled, x)
-            torch.testing.assert_close((found[0], found[5]), (wanted[0], wanted[5]), rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close((found[0], found[5]), (wanted[0], wanted[5]), rtol=RELATIVE, atol=ABSOLUTE)
             assert found[1:5] == wanted[1:5], f"{found[1:5]}, eager: {wanted[1:5]}"
         except Exception as error:
             if fullgraph and ASSERTED_BY_TORCH in str(error):
@@ -183,3 +200,12 @@ def test_transforms_in_any_order() -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_each_transform_of_each_function(wrapper: str, function: str) -> None:
     assert differs(WRAPPERS[wrapper](FUNCTIONS[function]), "aot_eager", True, 1) is None
+
+
+def test_each_of_these_is_judged() -> None:
+    """But for three of which eager refuses the derivative: it goes on with what was written over."""
+    torch.manual_seed(1)
+    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    calls = [(wrapper, function) for wrapper in WRAPPERS for function in FUNCTIONS]
+    left = {call for call in calls if judged(WRAPPERS[call[0]](FUNCTIONS[call[1]]), x) is None}
+    assert left <= {(wrapper, "in place") for wrapper in ("jvp", "jacfwd", "hessian")}
