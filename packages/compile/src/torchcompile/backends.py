@@ -61,12 +61,14 @@ def partitioner_of(options: CompileOptions) -> Partitioner:
     return default_partition if options.partitioner == "default" else min_cut(options.memory_budget)
 
 
-def laid_out(partitioner: Partitioner) -> Partitioner:
-    """Chooses the values' order in memory for the whole program, then what to keep, and how that lies."""
+def laid_out(partitioner: Partitioner, settings: torchinductor.InductorOptions) -> Partitioner:
+    """Chooses the values' order in memory for the whole program, then what to keep, and how that lies. Kernels that do
+    not depend on what is kept are begun meanwhile."""
 
     @functools.wraps(partitioner)
     def choose(joint: JointGraph) -> Partition:
         torchinductor.choose_layouts(joint.module)
+        torchinductor.begin_early(joint.module, settings)
         parts = partitioner(joint)
         names = parts.saved_placeholders
         placeholders = {n.name: n for n in parts.backward.graph.nodes if n.op == "placeholder"}
@@ -467,7 +469,8 @@ class _Kernels:
 
     def partitioner(self) -> Partitioner:
         """The program's, which also says when tracing ended and how long the cut took."""
-        partitioner, journal = laid_out(partitioner_of(self.job.toolchain.options)), self.job.toolchain.journal
+        toolchain, journal = self.job.toolchain, self.job.toolchain.journal
+        partitioner = laid_out(partitioner_of(toolchain.options), self.settings)
 
         @functools.wraps(partitioner)
         def choose(joint: JointGraph) -> Partition:

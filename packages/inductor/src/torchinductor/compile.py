@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,9 @@ from torchinductor.codegen.base import (
 from torchinductor.codegen.base import builds_apart as any_builds_apart
 from torchinductor.convolutions import arrange_convolutions
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, refusal
+from torchinductor.early import filter_gradients
 from torchinductor.emit import Handle, emit
+from torchinductor.errors import InductorError
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Bundle, Kernel, Template, loops_of, verify_kernels
@@ -260,6 +263,31 @@ def planned_program(gm: fx.GraphModule, options: InductorOptions | None = None) 
     sources = _generate(operations, options, _Clock())
     built = {device: Built() for device in sources}
     return _program(lowered, operations, sources, built, options, Origins.of(gm))
+
+
+def begin_early(gm: fx.GraphModule, options: InductorOptions | None = None) -> int:
+    """Begins kernels of a joint graph of prims whose text is known before it is cut and fused, where other processes
+    build them; says how many. Nobody waits for them: `begin_graph` finds them built, or under way, and tells of what
+    cannot be. Behind `choose_layouts`, since operands have to lie in memory as they will."""
+    options = options or InductorOptions()
+    written: dict[str, dict[str, KernelSource]] = {}  # by device type and text
+    for alone in filter_gradients(gm) if builds_apart(gm) else ():
+        with suppress(InductorError):
+            for template in _templates_of(alone, options):
+                source = generated(template, options)
+                written.setdefault(template.device.type, {}).setdefault(source.text, source)
+    for device, sources in written.items():
+        codegen = codegen_for(device)
+        codegen.begin(codegen.share(tuple(sources.values()), options), options)
+    return sum(map(len, written.values()))
+
+
+def _templates_of(gm: fx.GraphModule, options: InductorOptions) -> list[Template]:
+    """The planned templates of a graph; nothing is planned where it has none."""
+    lowered = lower_graph(gm, options, takes, traits_of=traits_of)
+    if not any(isinstance(operation, Template) for operation in lowered.operations):
+        return []
+    return [o for o in _planned(lowered, options, _Clock()) if isinstance(o, Template)]
 
 
 def _kept_graph(
