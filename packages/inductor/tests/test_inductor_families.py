@@ -22,8 +22,19 @@ from torchinductor.source import planned_operations
 pytest.importorskip("triton")
 
 from torchinductor.codegen.triton.compiler import TritonCompiler  # noqa: E402
-from torchinductor.codegen.triton.families import number_of, shared  # noqa: E402
-from torchinductor.codegen.triton.marks import Mark, marked, marked_float, marks_of, plain, replaced  # noqa: E402
+from torchinductor.codegen.triton.families import shared  # noqa: E402
+from torchinductor.codegen.triton.marks import (  # noqa: E402
+    Mark,
+    marked,
+    marked_float,
+    marked_quotient,
+    marked_remainder,
+    marks_of,
+    number_of,
+    plain,
+    reciprocal,
+    replaced,
+)
 from torchinductor.codegen.triton.resources import resources_of  # noqa: E402
 from torchinductor.codegen.triton.writer import TritonSource  # noqa: E402
 
@@ -96,10 +107,24 @@ def test_values_are_those_of_kernels_of_their_own() -> None:
     raise AssertionError(f"seed {seed}: no kernels of 32 nets share one")
 
 
+def shift(*images: torch.Tensor) -> list[torch.Tensor]:
+    """Each channel by its own number: where an element's channel is, a division of its place says."""
+    return [x + torch.arange(x.shape[-1], device=x.device) for x in images]
+
+
+def scale(*images: torch.Tensor) -> list[torch.Tensor]:
+    """Each image's channels by their own mean, and its lines by a number."""
+    return [x * x[:, :1, :1] + torch.arange(x.shape[1], device=x.device)[:, None, None] for x in images]
+
+
 PROGRAMS: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "turned images": (turn, [halves(64, c, 28, 28) for c in (192, 320, 448)]),
     "turned odd images": (turn, [halves(64, c, 27, 27) for c in (72, 120, 200)]),
     "sums of columns": (sum_up, [halves(4096, n) for n in (784, 1040, 1072)]),
+    "channels of a line": (shift, [halves(64, 30, c) for c in (120, 168, 200)]),
+    "channels of sixteens": (shift, [halves(64, 30, c) for c in (48, 80, 112)]),
+    "odd channels of a line": (shift, [halves(64, 32, c) for c in (35, 27, 51)]),
+    "channels of images": (scale, [halves(64, n, n, c) for n, c in ((14, 40), (28, 56), (7, 24))]),
     "rows": (normalise, [halves(4096, n) for n in (592, 720, 880)]),
     "rows of eights": (normalise, [halves(4096, n) for n in (568, 600, 616)]),
 }
@@ -131,9 +156,35 @@ def test_marks() -> None:
         f"tl.load(p0{marked(-48, '<')} + (i0 * {marked(24)}){marked(-48, '>')}) * {marked_float(49.0, torch.float32)}"
     )
     assert plain(text) == "tl.load(p0 + (i0 * 24) + -48) * 49.0"
-    assert replaced(text, lambda mark: mark.named("n")) == "tl.load(p0 + n + (i0 * n)) * n"
-    assert [mark.likeness for mark in marks_of(text)] == ["<-*16", "n*8", ">-*16", "f"]
+    assert replaced(text, lambda mark: mark.named(["n"], 8)) == "tl.load(p0 + n + (i0 * n)) * n"
+    assert [mark.likeness(16) for mark in marks_of(text)] == ["<-*16", "n*8", ">-*16", "f"]
+    assert [mark.likeness(4) for mark in marks_of(text)] == ["<-*4", "n*4", ">-*4", "f"]
     assert marked_float(float("inf"), torch.float32) is None and marked_float(True, torch.float32) is None
+
+
+def test_marks_of_divisions() -> None:
+    """By what is no power of two; another way of dividing needs the quotient's name."""
+    text = f"i0 = {marked_quotient('x', 24)}; i1 = {marked_remainder('x', 24, 'i0')}"
+    assert plain(text) == "i0 = (x // (24)); i1 = (x % (24))"
+    assert replaced(text, lambda mark: mark.named(["n"], 8)) == "i0 = _over(x, n, 8); i1 = (x - i0 * n)"
+    assert [mark.likeness(16) for mark in marks_of(text)] == ["/x*8", "%x i0"]
+    assert marked_quotient("x", 32) == "(x // (32))" and marked_remainder("x", 32, "q") == "(x % (32))"
+
+
+def test_products_divide() -> None:
+    """At the ends of the numbers that are divided, at multiples and next to them, and at drawn ones."""
+    seed, end = random.randrange(2**32), 2**31
+    draw = random.Random(seed)
+    for _ in range(2000):
+        divisor = draw.randrange(3, 1 << draw.randrange(2, 32))
+        if divisor & (divisor - 1) == 0:
+            continue
+        factor, shift = reciprocal(divisor) & 0xFFFFFFFF, reciprocal(divisor) >> 32
+        assert reciprocal(divisor) < 2**63 and shift < 32
+        times = draw.randrange(end // divisor + 1)
+        for number in (0, end - 1, draw.randrange(end), times * divisor, times * divisor - 1, end // divisor * divisor):
+            if 0 <= number < end:
+                assert number * factor >> 32 >> shift == number // divisor, (seed, number, divisor)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +193,7 @@ def test_marks() -> None:
      ("f", "-0.0", True), ("f", "1e+300", True), ("d", "1e+300", False), ("f", "0.1", False)],
 )  # fmt: skip
 def test_what_the_compiler_makes_something_of_is_a_constant(use: str, text: str, alone: bool) -> None:
-    assert (text in Mark(use, text).likeness) is alone  # type: ignore[arg-type]
+    assert (text in Mark(use, text).likeness(16)) is alone  # type: ignore[arg-type]
 
 
 def test_floats_travel_by_their_bits() -> None:

@@ -16,7 +16,8 @@ from triton.runtime.interpreter import TensorHandle
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
-from torchinductor.codegen.triton.families import number_of, share_sources
+from torchinductor.codegen.triton.families import share_sources
+from torchinductor.codegen.triton.marks import number_of
 from torchinductor.codegen.triton.plan import Layout
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.templates import split_template, write_template

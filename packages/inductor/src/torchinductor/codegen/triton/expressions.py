@@ -352,6 +352,12 @@ def _min(a, b):
 
 
 @triton.jit
+def _over(x, by, run: tl.constexpr):
+    product = tl.umulhi(x.to(tl.uint32) // run, by.to(tl.uint32))
+    return tl.max_constancy(product >> (by >> 32).to(tl.uint32), [run]).to(tl.int32)
+
+
+@triton.jit
 def _argmax(a, i, b, j):
     first = (a > b) | ((a != a) & (b == b)) | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(first, a, b), tl.where(first, i, j)

@@ -10,18 +10,18 @@ process finds the same texts in the cache.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
 from torchinductor.codegen.base import KernelSource
 
-from .marks import Mark, marks_of, replaced
-from .writer import TritonSource, written_out
+from .expressions import POINTER_TYPES
+from .marks import WIDEST, Argument, marks_of, replaced
+from .writer import Given, TritonSource, written_out
 
 _MOST = 32  # numbers that a kernel is given
-_TYPES = {"f": "fp32", "d": "fp64"}
-_PACKED = {"f": ("<f", "<i"), "d": ("<d", "<q")}
+_NAMES = {"i32": "n", "i64": "k"}  # what arguments' names begin with, but for floats'
+_SIZES = {name: dtype.itemsize for dtype, name in POINTER_TYPES.items()}
 
 
 def share_sources(sources: Sequence[KernelSource], share: bool) -> list[KernelSource]:
@@ -49,29 +49,41 @@ def _key(source: TritonSource) -> object:
     """What the kernels of a family have in common."""
     assert source.form is not None
     form = source.form
-    likenesses = replaced(form.text, lambda mark: f"{{{mark.likeness}}}")
+    widest = _widest(source)
+    likenesses = replaced(form.text, lambda mark: f"{{{mark.likeness(widest)}}}")
     return form.title, form.parameters, form.warps, source.stages, source.symbols, source.written, likenesses
+
+
+def _widest(source: TritonSource) -> int:
+    """Elements of the widest load or store."""
+    assert source.form is not None
+    return WIDEST // min((_SIZES[kind] for _, kind in source.form.parameters if kind in _SIZES), default=WIDEST)
 
 
 def _as_one(members: Sequence[TritonSource]) -> list[TritonSource]:
     """Kernels of one key, with the text that takes the numbers in which they differ."""
     forms = [source.form for source in members if source.form is not None]
-    names: dict[tuple[object, ...], str] = {}  # arguments by the values that the members have for them
-    columns: list[tuple[Mark, ...]] = []  # by argument: the members' numbers
-    given: dict[int, str] = {}
-    for place, column in enumerate(zip(*(marks_of(form.text) for form in forms), strict=True)):
-        if len({mark.value for mark in column}) > 1:
-            values = (_TYPES.get(column[0].use, "i32"), *(mark.value for mark in column))
-            if values not in names:
-                names[values] = f"{'n' if column[0].integral else 'f'}{len(names)}"
-                columns.append(column)
-            given[place] = names[values]
+    widest = _widest(members[0])
+    names: dict[tuple[object, ...], str] = {}  # arguments by their types, and the bits that the members have for them
+    columns: list[tuple[Argument, ...]] = []  # by argument: the members'
+    given: dict[int, Given] = {}
+    for place, marks in enumerate(zip(*(marks_of(form.text) for form in forms), strict=True)):
+        if len({mark.value for mark in marks}) > 1:
+            own: list[str] = []
+            for column in zip(*(mark.arguments(widest) for mark in marks), strict=True):
+                key = (column[0].kind, *(argument.cell for argument in column))
+                if key not in names:
+                    names[key] = f"{_NAMES.get(column[0].kind, 'f')}{len(names)}"
+                    columns.append(column)
+                own.append(names[key])
+            integral = marks[0].integral
+            given[place] = Given(tuple(own), min(mark.multiple(widest) for mark in marks) if integral else 1)
     if len(columns) > _MOST:
         return [replace(source, form=None) for source in members]
     arguments = [(name, str(kind)) for (kind, *_), name in names.items()]
     begun = len(members[0].signature)
-    multiples = [min(mark.divisor for mark in column) if column[0].integral else 1 for column in columns]
-    divisors = tuple((begun + at, divisor) for at, divisor in enumerate(multiples) if divisor > 1)
+    multiples = [min(argument.multiple for argument in column) for column in columns]
+    divisors = tuple((begun + at, multiple) for at, multiple in enumerate(multiples) if multiple > 1)
     name, text = written_out(forms[0], given, arguments, divisors)
     return [
         replace(
@@ -80,27 +92,8 @@ def _as_one(members: Sequence[TritonSource]) -> list[TritonSource]:
             text=text,
             signature=(*source.signature, *arguments),
             divisors=divisors,
-            numbers=tuple(_cell(column[member]) for column in columns),
+            numbers=tuple(column[member].cell for column in columns),
             form=None,
         )
         for member, source in enumerate(members)
     ]
-
-
-def number_of(cell: int, kind: str) -> int | float:
-    """What a launch is given as an argument of this type, as a number."""
-    use = next((use for use, name in _TYPES.items() if name == kind), None)
-    if use is None:
-        return cell
-    of_float, of_bits = _PACKED[use]
-    found: float = struct.unpack(of_float, struct.pack(of_bits, cell))[0]
-    return found
-
-
-def _cell(mark: Mark) -> int:
-    """A number as a launch is given it: a float by its bits."""
-    if mark.integral:
-        return int(mark.value)
-    of_float, of_bits = _PACKED[mark.use]
-    found: int = struct.unpack(of_bits, struct.pack(of_float, mark.value))[0]
-    return found

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
-from torchinductor.indexing import contiguous_strides, dot, nonnegative, number, product, variable
+from torchinductor.indexing import ZERO, coefficient_of, contiguous_strides, dot, nonnegative, number, product, variable
 from torchinductor.ir import Axis, Kernel, Replay, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
@@ -28,7 +28,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
-from .marks import Use, marked, marked_float, plain
+from .marks import Use, counting, marked, marked_float, marked_quotient, marked_remainder, plain
 from .plan import Layout
 from .precision import Coarse, coarse_kernel, coarse_values
 from .waits import waits_of
@@ -78,6 +78,18 @@ def _call_text(call: Call, numbers: frozenset[str]) -> str:
     if all(nonnegative(side) and not side.symbols() & numbers for side in (call.left, call.right)):
         return f"(({left}) {'//' if call.op == 'floordiv' else '%'} ({right}))"
     return f"{'_floor_div' if call.op == 'floordiv' else '_remainder'}({left}, {right})"
+
+
+def quotient_text(name: str, by: IntExpr) -> str:
+    """Positions of a line divided by a number, each."""
+    known = by.as_int()
+    return f"({name} // ({plain(index_text(by))}))" if known is None else marked_quotient(name, known)
+
+
+def remainder_text(name: str, by: IntExpr, quotient: str) -> str:
+    """What is left of positions, or of a quotient of them, whose own quotient by this number has a name."""
+    known = by.as_int()
+    return f"({name} % ({plain(index_text(by))}))" if known is None else marked_remainder(name, known, quotient)
 
 
 class TritonHandler(OpsHandler[Value]):
@@ -237,6 +249,7 @@ class TritonHandler(OpsHandler[Value]):
 
     def _address(self, buffer: str, index: IntExpr, *, block: bool) -> str:
         """`block`: a tile of addresses is needed even where the index is one number."""
+        index = self._by_positions(index)
         # The constant goes last and by itself: neighbours share the rest, and it becomes the instruction's own offset.
         constant = sum(c for monomial, c in index.ordered_terms() if not monomial)
         text = index_text(index - number(constant), self.numbers)
@@ -247,6 +260,18 @@ class TritonHandler(OpsHandler[Value]):
             return pointer
         head, _, rest = pointer.partition(" ")
         return f"{head}{marked(constant, '<')}{' ' if rest else ''}{rest}{marked(constant, '>')}"
+
+    def _by_positions(self, index: IntExpr) -> IntExpr:
+        """An index that moves on by as much from each position of a tile to the next, of the position itself: nothing
+        is divided for it, and the compiler sees what lies beside each other."""
+        for dim, tile in self.tiles.items():
+            step = coefficient_of(index, tile.axes[-1].name) if len(tile.axes) > 1 else None
+            if step is not None and step != ZERO:
+                rest = index - row_major(tile.axes) * step
+                if rest.symbols().isdisjoint(axis.name for axis in tile.axes):
+                    self.dims[dim] = frozenset({dim})
+                    index = rest + variable(dim) * step
+        return index
 
     # ---- values ----------------------------------------------------------------------------------------------
 
@@ -266,7 +291,7 @@ class TritonHandler(OpsHandler[Value]):
         if known is not None:
             if kind.is_floating_point:
                 return self.constant(known, kind)
-            value = self.emit(f"tl.full([], {marked(known)}, {tl_type(kind)})", kind, NO_DIMS)
+            value = self.emit(f"tl.full([], {marked(known, 'c')}, {tl_type(kind)})", kind, NO_DIMS)
             if abs(known) < 2**31:
                 self._narrow[value.name] = marked(known)
             return value
@@ -326,9 +351,12 @@ class TritonHandler(OpsHandler[Value]):
 
     def _narrowed(self, op: str, args: Sequence[Value]) -> list[Value]:
         """Comparisons of positions are made in the positions' own 32 bits."""
-        if op in COMPARISONS and all(a.name in self._narrow for a in args):
-            return [Value(self._narrow[a.name], torch.int32, a.dims) for a in args]
-        return list(args)
+        if op not in COMPARISONS or not all(a.name in self._narrow for a in args):
+            return list(args)
+        # A check that no thread's neighbouring elements differ in does not make a load narrower.
+        apart = self.layout.down and all(a.dims <= {"r"} for a in args)
+        texts = ((counting if apart else str)(self._narrow[a.name]) for a in args)
+        return [Value(text, torch.int32, a.dims) for text, a in zip(texts, args, strict=True)]
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         line = self._random_line(seed, index, stream)
@@ -455,7 +483,7 @@ class TritonHandler(OpsHandler[Value]):
         self.statement(f"{gap} = {value.name} - {mean}")
         self.statement(f"{moved} = {mean} + {gap} * (1 / tl.cast(r0 // {block} + 1, {kind}))")
         self._update({squares: f"{squares} + {gap} * ({value.name} - {moved})", mean: moved})
-        size = index_text(product(a.size for a in self.layout.r))
+        size = index_text(product(a.size for a in self.layout.r), use="c")
         count, off = self.name(), self.name()
         self.after.append(f"{count} = (({size} - tl.arange(0, {block})[None, :] + {block - 1}) // {block}).to({kind})")
         self.after.append(f"{off} = {mean} - {self.carried_values[total].name} / ({size})")

@@ -72,6 +72,7 @@ class Layout:
     x_block: int = 1024
     y_block: int = 1
     r_block: int = 1
+    down: bool = False  # reductions go down columns that lie beside each other, the inner axes' elements far apart
     shared: bool = False  # what is read of an inner point is the same for all of a tile's outer ones
     persistent: bool = False
     warps: int = 4
@@ -401,7 +402,7 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     r_block = tile // width if length is None else min(tile // width, pow2(length))
     whole = length is not None and length <= r_block
     warps = END_WARPS if end else max(1, min(8 if tile > COLUMN_PIECE else 4, width * r_block // 128))
-    layout = Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block)
+    layout = Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, down=True)
     return replace(layout, persistent=whole, warps=warps, stages=stages)
 
 

@@ -14,8 +14,8 @@ from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel, by_form
 
 from .expressions import POINTER_TYPES, Unsupported, helpers_of
-from .handler import NO_DIMS, Tile, TritonHandler, index_text
-from .marks import Mark, marked, plain, replaced
+from .handler import NO_DIMS, Tile, TritonHandler, index_text, quotient_text, remainder_text
+from .marks import Mark, Use, marked, plain, replaced
 from .plan import Layout
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
@@ -45,6 +45,14 @@ class Form:
 
 
 @record
+class Given:
+    """The arguments that stand for a number, and the power of two that it is a multiple of."""
+
+    names: tuple[str, ...]
+    multiple: int
+
+
+@record
 class TritonSource:
     """One kernel's text, and what compiling and launching it takes."""
 
@@ -62,7 +70,9 @@ class TritonSource:
     form: Form | None = None  # where the kernel may become one with others
 
 
-_UNROLLED = 8  # iterations up to which the compiler may well write a loop's body several times, where it knows them
+# Iterations up to which the compiler may well write a loop's body several times, where it knows them, and where there
+# are no loads of several of them under way.
+_UNROLLED = 8
 _VECTOR = 8  # elements of 16 bits that a thread loads at a time
 
 
@@ -130,14 +140,14 @@ def source_of(kernel: Kernel, body: Sequence[str], title: str, *, shareable: boo
 
 def written_out(
     form: Form,
-    given: Mapping[int, str] = MappingProxyType({}),
+    given: Mapping[int, Given] = MappingProxyType({}),
     numbers: Sequence[tuple[str, str]] = (),
     divisors: Sequence[tuple[int, int]] = (),
 ) -> tuple[str, str]:
     """The name and the whole text of a form.
 
     Args:
-        given: names of arguments, by the places of the numbers (`marks_of(form.text)`) that they stand for.
+        given: arguments, by the places of the numbers (`marks_of(form.text)`) that they stand for.
         numbers: these arguments, and their types.
         divisors: their positions among the parameters, and what they are multiples of.
     """
@@ -148,11 +158,11 @@ def written_out(
         own = taken.setdefault(function, {})
 
         def named(mark: Mark) -> str:
-            name = given.get(next(places))
-            if name is None:
+            found = given.get(next(places))
+            if found is None:
                 return mark.plain
-            own[name] = None
-            return mark.named(name)
+            own.update(dict.fromkeys(found.names))
+            return mark.named(found.names, found.multiple)
 
         return replaced(text, named)
 
@@ -203,7 +213,8 @@ class Writer:
         """A mask where the tile may reach over the end."""
         known = size.as_int()
         if not known or known % block:  # an empty reduction is all mask
-            self.line(f"{name}_mask = {name} < {index_text(size)}")
+            use: Use = "c" if dim == "r" and self.layout.down else "n"  # no thread's elements lie beside each other
+            self.line(f"{name}_mask = {name} < {index_text(size, use=use)}")
             self.handler.masks[dim] = f"{name}_mask"
 
     def split(self, name: str, axes: Sequence[Axis], dim: str | None, text: str) -> None:
@@ -213,18 +224,37 @@ class Writer:
         if name != text:
             self.line(f"{name} = {text}")
         # A division by a number that is not known takes some twenty instructions: seldom enough where it is made once a
-        # program, or once a row or column of a tile, but not for each element.
+        # program, or once a row or column of a tile.
         once = dim is None or (dim != "r" and self.layout.shape in ("tiled", "reduction"))
+        if not once and dim != "r" and not self.layout.wide:
+            return self._split_each(name, axes)
         step = number(1)
         for position in range(len(axes) - 1, -1, -1):
             axis = axes[position]
-            texts = (index_text(expr, use="n" if dim else "c") for expr in (step, axis.size))
+            counts = not dim or step.as_int() != 1  # nothing of the size matters but itself
+            texts = index_text(step, use="n" if dim else "c"), index_text(axis.size, use="c" if counts else "n")
             by, size = (text if once else plain(text) for text in texts)
             quotient = name if step.as_int() == 1 else f"({name} // ({by}))"
             wrapped = quotient if position == 0 else f"{quotient} % ({size})"
             self.line(f"{axis.name} = {wrapped}")
             self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
             step = step * axis.size
+
+    def _split_each(self, name: str, axes: Sequence[Axis]) -> None:
+        """The same for each element of a line: quotients by what the axes step over, the outermost first, and what each
+        leaves of the next."""
+        names = [axes[0].name, *(f"{axis.name}_on" for axis in axes[1:])]
+        for position in range(len(axes)):
+            step = product(axis.size for axis in axes[position + 1 :])
+            if step.as_int() == 1:
+                names[position] = name
+            else:
+                self.line(f"{names[position]} = {quotient_text(name, step)}")
+        if names[0] == name:
+            self.line(f"{axes[0].name} = {name}")
+        for position, axis in enumerate(axes[1:], 1):
+            self.line(f"{axis.name} = {remainder_text(names[position], axis.size, names[position - 1])}")
+        self.handler.dims.update({axis.name: frozenset({"x"}) for axis in axes})
 
     def wait(self, position: int) -> None:
         """In front of a stage: for what this program's other threads have stored, or have yet to load."""
@@ -294,7 +324,11 @@ class _LoopWriter(Writer):
         handler.replay(position)
         length = product(a.size for a in self.layout.r)
         size = index_text(length, use="c")
-        if (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block:
+        # Where loads of several iterations are under way, bodies are not repeated.
+        if (
+            self.layout.stages == 1
+            and (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block
+        ):
             size = plain(size)
         bounds = f"0, {size}, {self.layout.r_block}"
         ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
