@@ -226,8 +226,8 @@ class Writer:
         # A division by a number that is not known takes some twenty instructions: seldom enough where it is made once a
         # program, or once a row or column of a tile.
         once = dim is None or (dim != "r" and self.layout.shape in ("tiled", "reduction"))
-        if not once and dim != "r" and not self.layout.wide:
-            return self._split_each(name, axes)
+        if dim == "x" and self.layout.shape in ("flat", "rows") and not self.layout.wide:
+            return self._split_line(name, axes)
         step = number(1)
         for position in range(len(axes) - 1, -1, -1):
             axis = axes[position]
@@ -240,7 +240,7 @@ class Writer:
             self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
             step = step * axis.size
 
-    def _split_each(self, name: str, axes: Sequence[Axis]) -> None:
+    def _split_line(self, name: str, axes: Sequence[Axis]) -> None:
         """The same for each element of a line: quotients by what the axes step over, the outermost first, and what each
         leaves of the next."""
         names = [axes[0].name, *(f"{axis.name}_on" for axis in axes[1:])]
