@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 
+from primtorch.frozen import remembering_record
+from primtorch.once import cached_property
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
 from torchinductor.indexing import ZERO, coefficient_of, contiguous_strides, dot, nonnegative, number, product, variable
 from torchinductor.ir import Axis, Kernel, Replay, compute_dtype
@@ -37,13 +38,19 @@ NO_DIMS: frozenset[str] = frozenset()
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
-class Tile(NamedTuple):
+@remembering_record
+class Tile:
     """A tile dimension: position = start + arange(block), row-major over the axes."""
 
     axes: tuple[Axis, ...]
     start: str
     block: int
     suffix: str  # what turns a line into the dimension of a two-dimensional tile
+
+    @cached_property
+    def position(self) -> IntExpr:
+        """That of a point, by its axes."""
+        return row_major(self.axes)
 
     @property
     def along_rows(self) -> bool:
@@ -265,9 +272,11 @@ class TritonHandler(OpsHandler[Value]):
         """An index that moves on by as much from each position of a tile to the next, of the position itself: nothing
         is divided for it, and the compiler sees what lies beside each other."""
         for dim, tile in self.tiles.items():
-            step = coefficient_of(index, tile.axes[-1].name) if len(tile.axes) > 1 else None
+            if len(tile.axes) < 2:
+                continue
+            step = coefficient_of(index, tile.axes[-1].name)
             if step is not None and step != ZERO:
-                rest = index - row_major(tile.axes) * step
+                rest = index - tile.position * step
                 if rest.symbols().isdisjoint(axis.name for axis in tile.axes):
                     self.dims[dim] = frozenset({dim})
                     index = rest + variable(dim) * step

@@ -7,6 +7,7 @@ loops, what elements are divided by one by one.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import struct
@@ -15,7 +16,8 @@ from typing import Literal
 
 import torch
 
-from primtorch.frozen import record
+from primtorch.frozen import record, remembering_record
+from primtorch.once import cached_property
 
 Use = Literal["n", "c", "f", "d", "<", ">", "/", "%", "@"]
 """An integer; one that only counts programs, iterations or elements, of which nothing else matters; a float of 32 or 64
@@ -43,7 +45,7 @@ class Argument:
     multiple: int = 1
 
 
-@record
+@remembering_record
 class Mark:
     """A marked number: its use, and the text that it was written as."""
 
@@ -65,7 +67,7 @@ class Mark:
         """Those that stand beside the number of a quotient or a remainder."""
         return self.text.split()[::2] if self.divides else []
 
-    @property
+    @cached_property
     def value(self) -> int | float:
         """The number."""
         return float(self.text) if not self.integral else int(self.text.split()[1] if self.divides else self.text)
@@ -182,7 +184,7 @@ def replaced(text: str, by: Callable[[Mark], str], called: Callable[[str], str] 
     the function; else these stay marked."""
 
     def put(found: re.Match[str]) -> str:
-        mark = _mark(found)
+        mark = _mark(found[0])
         if mark.use != "@":
             return by(mark)
         return found[0] if called is None else called(mark.text)
@@ -197,8 +199,9 @@ def plain(text: str) -> str:
 
 def marks_of(text: str) -> list[Mark]:
     """The numbers of a text, in their order."""
-    return [mark for found in _MARKED.finditer(text) if (mark := _mark(found)).use != "@"]
+    return [mark for found in _MARKED.finditer(text) if (mark := _mark(found[0])).use != "@"]
 
 
-def _mark(found: re.Match[str]) -> Mark:
-    return Mark(found[1], found[2])  # type: ignore[arg-type]
+@functools.lru_cache(1 << 12)  # few numbers stand in most places
+def _mark(written: str) -> Mark:
+    return Mark(written[1], written[2:-1])  # type: ignore[arg-type]
