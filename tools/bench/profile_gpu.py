@@ -28,7 +28,7 @@ def main() -> None:
     print("eager\n" + longest_kernels(bench, bench.model, arguments.rows))
     compiled = torchcompile.compile(bench.model)
     print("compiled\n" + longest_kernels(bench, compiled, arguments.rows))
-    print(f"peak MB: eager {bench.peak_mb(bench.model):.0f}, compiled {bench.peak_mb(compiled):.0f}")
+    print(f"peak MB: eager {bench.peak_mb(bench.model)[0]:.0f}, compiled {bench.peak_mb(compiled)[0]:.0f}")
     print(torchcompile.report())
 
 

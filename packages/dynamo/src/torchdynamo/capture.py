@@ -359,25 +359,26 @@ class UserStack:
 
     def __init__(self) -> None:
         self.frames: list[InterpretedFrame] = []  # those of the interpreter
-        self._levels: list[tuple[InterpretedFrame, int, tuple[UserFrame, ...]]] = []  # the stack down to each frame
+        self._known: list[InterpretedFrame] = []  # as they were when they were asked for last
+        self._indices: list[int] = []
+        self._levels: list[tuple[UserFrame, ...]] = []  # the stack down to each frame
 
     def now(self) -> tuple[UserFrame, ...]:
         """The user's frames, outermost first; those that have not moved on are the same objects."""
-        frames, levels, same = self.frames, self._levels, 0
-        for (known, index, _), frame in zip(levels, frames, strict=False):
-            if known is not frame or index != frame.index:
-                break
-            same += 1
-        del levels[same:]
-        found = levels[-1][2] if levels else ()
-        for frame in frames[same:]:
-            found = (*found, *as_user_frames((frame.position,)))
-            levels.append((frame, frame.index, found))
-        return found
+        frames, levels = self.frames, self._levels
+        indices = [frame.index for frame in frames]
+        if indices != self._indices or frames != self._known:
+            moved = zip(self._indices, indices, self._known, frames, strict=False)
+            same = next((at for at, (a, b, c, d) in enumerate(moved) if a != b or c is not d), len(levels))
+            del levels[min(same, len(frames)) :]
+            for frame in frames[len(levels) :]:
+                levels.append((*(levels[-1] if levels else ()), *as_user_frames((frame.position,))))
+            self._known, self._indices = list(frames), indices
+        return levels[-1] if levels else ()
 
     def clear(self) -> None:
         """Forgets the frames."""
-        self._levels.clear()
+        self._known, self._indices, self._levels = [], [], []
 
 
 def lines_from(code: types.CodeType, traceback: types.TracebackType | None) -> Lines:
