@@ -118,7 +118,7 @@ class TritonHandler(OpsHandler[Value]):
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
         self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
         self.coarse = coarse_kernel(kernel)  # whether what is being computed may be a few units in the last place off
-        self._ones: set[str] = set()  # names of the float32 number 1
+        self._constants: dict[str, float] = {}  # float32 numbers by their names
         self._more: dict[str, str] = {}  # the texts of values plus one, where there is a better one than the sum
         self._coarse: Coarse | None = None  # by stage and operation, once it is asked for
         self._shared: dict[str, Value] = {}
@@ -289,8 +289,8 @@ class TritonHandler(OpsHandler[Value]):
         number = marked_float(value, kind)
         text = literal(value, kind) if number is None else f"tl.full([], {number}, {tl_type(kind)})"
         found = self.emit(text, kind, NO_DIMS)
-        if value == 1 and found.dtype is torch.float32:
-            self._ones.add(found.name)
+        if found.dtype is torch.float32:
+            self._constants[found.name] = float(value)
         return found
 
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
@@ -346,7 +346,8 @@ class TritonHandler(OpsHandler[Value]):
     def apply(self, op: str, *args: Value) -> Value:
         result = ELEMENTWISE[op].result
         dtype = torch.bool if result == "bool" else args[1].dtype if result == "second" else args[0].dtype
-        text = self._one_more(op, args) or apply_text(op, self._narrowed(op, args), coarse=self.coarse)
+        text = self._one_more(op, args) or self._by_reciprocal(op, args)
+        text = text or apply_text(op, self._narrowed(op, args), coarse=self.coarse)
         found = self.emit(text, dtype, NO_DIMS.union(*(a.dims for a in args)))
         if op in ONE_MORE and dtype is torch.float32:
             self._more[found.name] = apply_one_more(op, args[0], coarse=self.coarse)
@@ -354,9 +355,18 @@ class TritonHandler(OpsHandler[Value]):
 
     def _one_more(self, op: str, args: Sequence[Value]) -> str | None:
         """The text of a sum of one and what has a better text for it."""
-        if op != "add" or len(self._ones & {a.name for a in args}) != 1:
+        if op != "add" or sum(self._constants.get(a.name) == 1 for a in args) != 1:
             return None
         return next((self._more[a.name] for a in args if a.name in self._more), None)
+
+    def _by_reciprocal(self, op: str, args: Sequence[Value]) -> str | None:
+        """The text of a division by a constant of what is rounded to 16 bits. An element's quotient takes some ten
+        instructions and is up to two units off; a product takes one, and is off by no more. ATen's kernels for the
+        device divide by numbers in this way, too."""
+        divisor = self._constants.get(args[1].name) if op == "div" and self.coarse else None
+        if divisor is None or not 2.0**-100 < abs(divisor) < 2.0**100:
+            return None
+        return f"({args[0].name} * {self.constant(1 / divisor, torch.float32).name})"
 
     def _narrowed(self, op: str, args: Sequence[Value]) -> list[Value]:
         """Comparisons of positions are made in the positions' own 32 bits."""
