@@ -27,6 +27,7 @@ from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_effect, is_random, output_values, present
 from aotautograd.schemas import (
+    FOUND,
     HISTORY,
     UNSEEN,
     FunctionCall,
@@ -150,7 +151,7 @@ class GradientsOnDemand:
         kept = [v.detach() if isinstance(v, torch.Tensor) else v for v in kept_values(program.kept, saved, sizes)]
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
         if key not in self.given:
-            self.given[key] = name_given_sizes(program.module, values)
+            self.given[key] = name_given_sizes(program.module, values, self.joint.module.meta.get(FOUND, {}))
         sizes |= self.given[key].of(values)
         around = any(map(wraps_others, tangents))
         pattern = (key, around, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))

@@ -7,8 +7,9 @@ like any size of an input, so that one program serves the next call, too.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,11 @@ from aotautograd.inputs import sizes_of
 from primtorch.frozen import record
 from primtorch.layout import dense_like, is_dense
 from primtorch.spec import Size, TensorSpec, spec_of
-from primtorch.symbolic import ShapeEnv, depends_on_data, expected, expr_of
+from primtorch.symbolic import ShapeEnv, depends_on_data, expected, expr_of, materialize
 from primtorch.symbolic.expr import Atom, IntExpr, intern_symbol
+from primtorch.symbolic.sym_node import node_of
+
+aten = torch.ops.aten
 
 
 @record
@@ -35,93 +39,143 @@ class GivenSizes:
         return {name: _size(values[place], dim) for name, place, dim in self.places}
 
 
-def name_given_sizes(module: fx.GraphModule, values: Sequence[object]) -> GivenSizes:
+def name_given_sizes(module: fx.GraphModule, values: Sequence[object], found: Mapping[Atom, IntExpr]) -> GivenSizes:
     """Describes the placeholders whose sizes depend on data by symbols that have the values given, and says of what the
-    program computes again that it has the same sizes."""
+    program computes again that it has the same sizes.
+
+    Args:
+        found: what the trace that the program is made of came to know of the data's numbers.
+    """
+    known, places = _Known(module.graph, found), []
     inputs = list(enumerate(zip(module.graph.find_nodes(op="placeholder"), values, strict=True)))
     inputs = [(i, (node, value)) for i, (node, value) in inputs if _sizes_of_data(node)]
-    known, places = _Known(), []
     for i, (node, value) in inputs:
         val = node.meta["val"]
         for dim, size in [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape):
-            if depends_on_data(size) and not known.has(size):
+            if _of_data(size) and depends_on_data(known.size(size)) and not known.has(size):
                 places.append((known.add(size, _size(value, dim), node, dim), i, dim))
-    if places:
-        _find_again(module.graph, known)
+    _find_again(module.graph, known)
     for _, (node, value) in inputs:
         node.meta["val"] = known.described(node, value)
     return GivenSizes(tuple(places))
 
 
+def _of_data(size: Size) -> str:
+    """How a size was written that was made of the data's, whatever has come to be known of it since; else empty."""
+    node = node_of(size) if isinstance(size, torch.SymInt) else None
+    return str(node.expr) if node is not None and node.of_data else ""
+
+
 def _sizes_of_data(*nodes: fx.Node) -> set[str]:
-    """The data's sizes in what the nodes give, as they are written."""
+    """The data's sizes in what the nodes give, as they were written."""
     sizes = (size for node in nodes for size in sizes_of(node.meta.get("val")))
-    return {_written(size) for size in sizes if depends_on_data(size)}
-
-
-def _written(size: Size) -> str:
-    return str(_expr(size))
-
-
-def _expr(size: Size) -> IntExpr:
-    return _env(size).simplify(expr_of(size)) if isinstance(size, torch.SymInt) else expr_of(size)
+    return {written for size in sizes if (written := _of_data(size))}
 
 
 def _find_again(graph: fx.Graph, known: _Known) -> None:
-    """Behind each operator whose result has a size that no operand has: that it is the one that an input has."""
+    """Behind each operator whose result has a size that no operand has: which of the known ones that is."""
     for node in list(graph.nodes):
         val = node.meta.get("val")
         if node.op != "call_function" or not isinstance(val, (torch.Tensor, TensorSpec, torch.SymInt)):
             continue
+        dims = [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape)
+        again = [(dim, size) for dim, size in dims if isinstance(size, torch.SymInt) and _of_data(size)]
+        if not again:
+            continue
         source = node.args[0] if node.target is operator.getitem else node
         given = _sizes_of_data(*source.all_input_nodes)  # type: ignore[union-attr]
-        dims = [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape)
-        again = [(dim, _written(size)) for dim, size in dims if depends_on_data(size)]
-        new = [(dim, size) for dim, size in again if size in known.places and size not in given]
-        places = [(dim, *known.places[size], not size.isidentifier()) for dim, size in new]
+        new = [(dim, known.number(node, dim, size)) for dim, size in again if _of_data(size) not in given]
+        places: list[Any] = [(dim, *number) for dim, number in new if number is not None]
         if not places:
             continue
-        with graph.inserting_after(node):
-            found = graph.call_function(found_again, (node, tuple(places)))
-        found.meta.update(node.meta)
-        node.replace_all_uses_with(found, lambda user, found=found: user is not found)  # type: ignore[misc]
+        with graph.inserting_after(max([node, *(n for _, n, _ in places if isinstance(n, fx.Node))])):
+            same = graph.call_function(found_again, (node, tuple(places)))
+        same.meta.update(node.meta)
+        readers = [user for user in node.users if user is not same and user.target is not aten.sym_size.int]
+        node.replace_all_uses_with(same, readers.__contains__)
 
 
-def found_again(value: Any, places: Sequence[tuple[int | None, Any, int | None, bool]]) -> Any:
-    """A value that has the sizes of others: (its dimension, the other, the other's dimension, whether it is computed
-    from a number of the data); None: a number. What it is computed from is only known of a size that is a number."""
-    for dim, other, other_dim, computed in places:
+def found_again(value: Any, places: Sequence[tuple[int | None, Any, bool]]) -> Any:
+    """A value of known sizes: (its dimension, the size, whether that is computed from a number of the data); None: a
+    number. What it is computed from is only known of a size that is a number."""
+    for dim, known, computed in places:
         size = value if dim is None else value.shape[dim]
-        given = other if other_dim is None else other.shape[other_dim]
-        expected(size == (int(given) if computed else given))
+        expected(size == (int(known) if computed else known))
     return value
 
 
 @dataclass(slots=True)
 class _Known:
-    """The symbols by what they stand for: each such size as it is written; and those for symbols alone."""
+    """What is known of the data's sizes in a program.
 
-    sizes: dict[str, Size] = field(default_factory=dict)
-    places: dict[str, tuple[fx.Node, int | None]] = field(default_factory=dict)  # where an input has it
+    Attributes:
+        found: of symbols, what they are.
+        sizes: symbols for sizes that inputs have, by how these are written with what was found.
+        atoms: the same where that is a symbol alone.
+        nodes: for symbols with a value, what gives it.
+        first: for other symbols, what gives them first.
+    """
+
+    graph: fx.Graph
+    found: Mapping[Atom, IntExpr]
+    sizes: dict[str, torch.SymInt] = field(default_factory=dict)
     atoms: dict[Atom, IntExpr] = field(default_factory=dict)
+    nodes: dict[str, fx.Node] = field(default_factory=dict)
+    first: dict[str, fx.Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.graph.find_nodes(op="placeholder"):
+            if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
+                self.nodes.setdefault(str(node.meta["val"]), node)
+
+    def expr(self, size: torch.SymInt) -> IntExpr:
+        return _env(size).simplify(expr_of(size).substitute(self.found))
 
     def has(self, size: torch.SymInt) -> bool:
-        return _written(size) in self.sizes
+        return str(self.expr(size)) in self.sizes
 
     def add(self, size: torch.SymInt, value: int, node: fx.Node, dim: int | None) -> str:
         """A symbol for a size that an input has there; its name."""
-        made = _env(size).symbol(value, f"a size of {node.name}", min=0)
-        self.sizes[_written(size)], self.places[_written(size)] = made, (node, dim)
-        if _written(size).isidentifier():
-            self.atoms[intern_symbol(_written(size))] = expr_of(made)
-        return str(expr_of(made))
+        made, written = _env(size).symbol(value, f"a size of {node.name}", min=0), str(self.expr(size))
+        name = str(expr_of(made))
+        self.sizes[written] = made
+        if written.isidentifier():
+            self.atoms[intern_symbol(written)] = expr_of(made)
+        self.nodes[name] = self._read(node, dim, made)
+        return name
+
+    def _read(self, node: fx.Node, dim: int | None, size: torch.SymInt) -> fx.Node:
+        """The node of a size that a node gives."""
+        if dim is None:
+            return node
+        behind = node.next
+        while node.op == behind.op == "placeholder":
+            behind = behind.next
+        with self.graph.inserting_before(behind):
+            made = self.graph.call_function(aten.sym_size.int, (node, dim))
+        made.meta.update(val=size, stack=())
+        return made
+
+    def number(self, node: fx.Node, dim: int | None, size: torch.SymInt) -> tuple[object, bool] | None:
+        """The node of what a node's size is, or the number, and whether it stands for what is computed from a number of
+        the data; None where nothing is known."""
+        written, known = str(self.expr(size)), self.size(size)
+        if not depends_on_data(known):
+            with contextlib.suppress(KeyError):  # a symbol that no input gives
+                return materialize(self.graph, known, self.nodes), written in self.sizes and not written.isidentifier()
+        elif written in self.first:
+            return self.first[written], False
+        elif written.isidentifier():
+            self.first[written] = self._read(node, dim, size)
+        return None
 
     def size(self, size: Size) -> Size:
         """What a size is written as."""
         if not isinstance(size, torch.SymInt):
             return size
-        found = self.sizes.get(_written(size))
-        return found if found is not None else _env(size).size(_expr(size).substitute(self.atoms))
+        expr = self.expr(size)
+        found = self.sizes.get(str(expr))
+        return found if found is not None else _env(size).size(expr.substitute(self.atoms))
 
     def described(self, node: fx.Node, value: object) -> TensorSpec | Size:
         if isinstance(node.meta["val"], torch.SymInt):

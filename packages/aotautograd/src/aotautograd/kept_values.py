@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd.inputs import sizes_of
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values, read_by
-from aotautograd.schemas import HISTORY, FunctionResult, History, JointGraph
+from aotautograd.schemas import FOUND, HISTORY, FunctionResult, History, JointGraph
 from primtorch.frozen import record
 from primtorch.symbolic import expr_of
 
@@ -107,6 +107,7 @@ class KeptValues:
         self._place = {name: place for place, name in enumerate(saved)}
         self._as_saved = {name: copy.meta["val"] for name, copy in zip(saved, copies, strict=False)}
         self._module = values_of(nodes)
+        self._found = joint.module.meta.get(FOUND, {})
         known = self._follow_from_saved()
         results = zip(nodes, output_values(self._module.graph), strict=True)
         self._values = {n.name: value for n, value in results if isinstance(value, fx.Node) and value in known}
@@ -153,7 +154,8 @@ class KeptValues:
         ordered = [node for node in self._module.graph.nodes if node in needed]
         given = [node for node in ordered if node.name in self._place]
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        in_sizes = {name for n in ordered for size in sizes_of(n.meta.get("val")) for name in expr_of(size).symbols()}
+        sizes = (expr_of(size) for n in ordered for size in sizes_of(n.meta.get("val")))
+        in_sizes = {name for size in sizes for name in size.substitute(self._found).symbols()}
         taken = [n for n in self._module.graph.find_nodes(op="placeholder") if isinstance(n.meta["val"], torch.SymInt)]
         symbols = {n: name for n in taken if (name := str(expr_of(n.meta["val"]))) in in_sizes}
         for node in (*symbols, *given):

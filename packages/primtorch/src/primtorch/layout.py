@@ -13,6 +13,7 @@ import torch
 
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.spec import Size
+from primtorch.symbolic import depends_on_data
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -56,11 +57,6 @@ def _expressions(sizes: tuple[object, ...]) -> tuple[object, ...]:
             for i in sizes
         ]
     )
-
-
-def depends_on_data(size: Size) -> bool:
-    """Whether the size has no value in the example."""
-    return isinstance(size, torch.SymInt) and node_of(size).hint is None
 
 
 def _weight(size: Size) -> int:
@@ -119,7 +115,7 @@ def at_least_one(size: Size) -> Size:
     """max(size, 1), kept simple where the size is known to be positive."""
     if type(size) is int:
         return size if size > 1 else 1
-    return size if isinstance(size, torch.SymInt) and node_of(size).hint is not None else torch.sym_max(size, 1)
+    return torch.sym_max(size, 1) if depends_on_data(size) else size
 
 
 @_memoised
@@ -407,14 +403,14 @@ def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
     covered: Size = 1
     for old_dim in range(len(shape) - 1, -1, -1):
         run = run * shape[old_dim]
-        ends = old_dim == 0 or (not _is_one(shape[old_dim - 1]) and strides[old_dim - 1] != run * base)
+        ends = old_dim == 0 or (not _is_one(shape[old_dim - 1]) and not alike(strides[old_dim - 1], run * base))
         if not ends:
             continue
-        while new_dim >= 0 and (_is_one(target[new_dim]) or covered < run):
+        while new_dim >= 0 and (_is_one(target[new_dim]) or _less(covered, run)):
             out[new_dim] = covered * base
             covered = covered * target[new_dim]
             new_dim -= 1
-        if covered is not run and covered != run:
+        if covered is not run and not alike(covered, run):
             return None
         if old_dim > 0:
             base = strides[old_dim - 1]

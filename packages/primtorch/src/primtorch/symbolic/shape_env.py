@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -63,6 +63,14 @@ class ShapeGuard:
     def __str__(self) -> str:
         where = f"  # {self.stack[-1]}" if self.stack else ""
         return f"{self.expr}{where}"
+
+
+class TakenForGranted(NamedTuple):
+    """What a trial takes for granted: guards, what it has found of the data's numbers, and the values of symbols."""
+
+    guards: Sequence[ShapeGuard]
+    facts: Sequence[ShapeGuard]
+    values: Mapping[str, int | float]
 
 
 def _no_frames() -> tuple[UserFrame, ...]:
@@ -259,7 +267,12 @@ class ShapeEnv:
 
     # what is taken for granted of one thing that is made ---------------------------------------------------------
     @contextlib.contextmanager
-    def trial(self, values: Mapping[str, int | float], known: Sequence[ShapeGuard] = ()) -> Iterator[list[ShapeGuard]]:
+    def trial(
+        self,
+        values: Mapping[str, int | float],
+        known: Sequence[ShapeGuard] = (),
+        facts: Sequence[ShapeGuard] = (),
+    ) -> Iterator[list[ShapeGuard]]:
         """A block whose guards hold for what is made in it alone: behind it the environment knows what it knew before.
 
         Yields the guards: `known`, then those that are asked, which whoever uses what was made has to check. Symbols
@@ -268,6 +281,7 @@ class ShapeEnv:
         Args:
             values: of the symbols, where they are others than the example's or than those of a trial around this one.
             known: what holds already, as an earlier block asked it.
+            facts: what that block has found of the data's numbers.
         """
         with self._trials:
             self._before.append((threading.get_ident(), {name: getattr(self, name) for name in _KNOWLEDGE}))
@@ -276,6 +290,10 @@ class ShapeEnv:
             self.guards, self._values = [], {}
             for guard in known:
                 self.assume(guard.expr, self.guards)
+            held = {fact.expr for fact in self.assumptions}
+            for fact in facts:
+                if fact.expr not in held:
+                    self.assume(fact.expr, self.assumptions)
             self._values = self.with_derived({**self._before[-1][1]["_values"], **values})
             try:
                 yield self.guards
@@ -295,9 +313,10 @@ class ShapeEnv:
             self._before.clear()
 
     @property
-    def taken(self) -> tuple[Sequence[ShapeGuard], Mapping[str, int | float]]:
-        """The guards of the trial that this is within, of which more may come, and the values there; none outside."""
-        return (self.guards, self._values) if self._values else ((), {})
+    def taken(self) -> TakenForGranted:
+        """What the trial that this is within takes for granted, of which more may come; nothing outside."""
+        here = (self.guards, self.assumptions, self._values)
+        return TakenForGranted(*here) if self._before else TakenForGranted((), (), {})
 
     def with_derived(self, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """Values of symbols, with those of the symbols that follow from them."""
@@ -317,10 +336,16 @@ class ShapeEnv:
         """Whether symbols have other values than the example's: those of the trial that this is within."""
         return bool(self._values)
 
-    def now(self, expr: Expr, hint: int | float | bool | None) -> int | float | bool | None:
-        """What a value of the example, `hint`, is for the sizes of the trial; None where it depends on data."""
-        found = None if hint is None else self.hint(expr)
+    def now(self, expr: Expr, hint: int | float | bool) -> int | float | bool:
+        """What a value of the example, `hint`, is for the sizes of the trial."""
+        found = self.hint(expr)
         return hint if found is None else found
+
+    def come_to(self, expr: Expr) -> int | float | bool | None:
+        """The value of what was made of data, where it has come to be known in terms of what the example has."""
+        if not self._substitutions or isinstance(expr, FloatExpr):
+            return None
+        return self.hint(expr.substitute(self._substitutions))
 
     # what follows from what is known --------------------------------------------------------------------------
     def simplify(self, expr: IntExpr) -> IntExpr:
@@ -331,6 +356,14 @@ class ShapeEnv:
         if found is None:
             found = self._simplified[expr] = expr.substitute(self._substitutions)
         return found
+
+    def found(self) -> dict[Atom, IntExpr]:
+        """What is known by now of numbers that only the data tells, and of what is computed from such."""
+        known = self._substitutions.items()
+        return {atom: value for atom, value in known if self._of_data(atom_expr(atom))}
+
+    def _of_data(self, expr: IntExpr | BoolExpr) -> bool:
+        return not all(self.symbols[name].backed for name in expr.symbols())
 
     def multiples(self) -> frozenset[tuple[IntExpr, IntExpr]]:
         """(expression, what it is known to be a whole number of times)."""
@@ -481,6 +514,8 @@ class ShapeEnv:
             )
         if self._values:
             hint = bool(self.now(expr, hint))
+        if self._of_data(expr):  # known in terms of others
+            expr = expr.substitute(self._substitutions)
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
 
@@ -597,7 +632,8 @@ class ShapeEnv:
                 self._learn_at_least_zero(bound)
 
     def _solve(self, difference: IntExpr) -> tuple[Atom, IntExpr] | None:
-        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once."""
+        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once, before all of
+        them those that only the data tells."""
         best: tuple[tuple[bool, bool, int], Atom, int] | None = None
         for monomial, coefficient in difference.terms.items():
             if len(monomial) != 1:
@@ -612,6 +648,8 @@ class ShapeEnv:
                 if info.name in self.definitions and rest.as_int() is None:  # graphs and guards read it as it is
                     continue
                 rank = (True, not info.backed, int(info.name[1:]))
+            elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and not self._of_data(rest):
+                rank = (True, True, -1)  # not what the example has in terms of what only the data tells
             elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
                 rank = (False, False, 0)
             else:
