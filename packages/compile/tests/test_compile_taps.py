@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import primtorch
 import torchcompile
 import torchinductor
 from torchinductor import InductorOptions, compile_graph
+from torchinductor.codegen.cpp.writer import write
 from torchinductor.ir import Bundle, Kernel
 from torchinductor.source import planned_operations
 
@@ -141,6 +143,32 @@ def test_nothing_is_scattered_or_looked_up(name: str, last: bool, device: str) -
     for kernel in kernels:
         assert isinstance(kernel, Kernel) and not kernel.scatters, kernel
         assert not any(stage.body.faults for stage in kernel.stages), kernel
+
+
+def test_sums_of_short_rows_lie_where_vectors_may() -> None:
+    """The sums of a row are an array, which the compiler writes by vectors: a function's frame that is not aligned as
+    they are ended the process, at rows of 20 elements."""
+    first = random.randrange(2**31)
+    for seed in range(first, first + 8):
+        draw = random.Random(seed)
+        sides, out = (
+            (draw.randint(8, 24), 20 if seed == first else draw.randint(8, 24)),
+            [draw.randint(2, 4) for _ in "hw"],
+        )
+        mode = draw.choice(("bilinear", "bicubic"))
+        x, tangent = torch.randn(6, 3, *sides), torch.randn(6, 3, *out)
+        function = with_gradient(lambda x: F.interpolate(x, out, mode=mode, antialias=True))  # noqa: B023
+        graph = lowered(function, x, tangent)
+        operations = planned_operations(graph, "cpu")
+        texts = [write(part) for o in operations for part in (o.parts if isinstance(o, Bundle) else (o,))]  # type: ignore[arg-type]
+        summed = [text for text in texts if re.search(r"^ *float \w+\[", text, re.MULTILINE)]
+        assert summed and all("ALIGNED_FRAME" in text for text in summed), f"seed {seed}"
+        found = compile_graph(graph, (x, tangent), InductorOptions())(x, tangent)
+        eager, exact = function(x, tangent), function(x.double(), tangent.double())
+        for ours, theirs, truth in zip(found, eager, exact, strict=True):
+            bound = 2 * (theirs.double() - truth).abs().max().item() + 16 * torch.finfo(x.dtype).eps
+            assert isinstance(ours, Tensor)
+            assert (ours.double() - truth).abs().max().item() <= bound, f"seed {seed}: {mode} of {sides} to {out}"
 
 
 @pytest.mark.parametrize("last", [False, True])
