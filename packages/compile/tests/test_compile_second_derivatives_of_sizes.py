@@ -158,6 +158,7 @@ OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "flipped": lambda x, m: x[m[:, 0]].flip(0).exp() * x[m[:, 0]],
     "convolved": lambda x, m: F.conv1d(x[m[:, 0]].unsqueeze(1), x[:2, None, :3]).tanh(),
     "reshaped": lambda x, m: x[m[:, 0]].reshape(-1).exp(),
+    "joined": lambda x, m: torch.cat([x[m[:, 0]].reshape(-1), x.flatten()[m.flatten()].exp()]).sin(),
     "only counted": lambda x, m: (x[m] + x.exp()[m]).sum(),
 }
 
@@ -202,6 +203,25 @@ def check_of_data(name: str, backend: str, order: int) -> None:
 @pytest.mark.parametrize("name", OF_DATA)
 def test_sizes_that_the_data_tells(name: str, order: int) -> None:
     check_of_data(name, "aot_eager", order)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("columns", [None, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", ["reshaped", "twice as many", "padded", "joined"])
+def test_what_a_size_is_computed_from_is_known(name: str, columns: bool | None, order: int) -> None:
+    """A tangent of `5*u0` elements, or of `s1*u0`, tells `u0`: what is computed again has as many rows, whatever their
+    number, and one program serves all of them but one row and none, at which broadcasts and layouts differ."""
+    seed = random.randrange(1 << 30)
+    torchcompile.reset()
+    draw, program = torch.Generator().manual_seed(seed), OF_DATA[name]
+    compiled = torchcompile.compile(program, backend="aot_eager", dynamic=columns)
+    for some in random.Random(seed).sample(range(2, 10), 4):
+        x, mask = torch.randn(10, 5, generator=draw), torch.zeros(10, 5, dtype=torch.bool)
+        mask[torch.randperm(10, generator=draw)[:some]] = True
+        wanted, found = (derivatives_of_data(call, x, mask, order) for call in (program, compiled))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, msg=lambda m, some=some: f"seed {seed}, {some} rows: {m}")  # type: ignore[misc]
+    assert told() == 0, f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", ["two masks", "twice as many", "every other", "a layer norm", "scattered"])

@@ -308,6 +308,33 @@ def test_numbers_of_data_that_are_known_by_now_answer_as_what_they_are() -> None
             assert env.simplify(expr_of(number).substitute(known)) == expr_of(size), f"seed {seed}"
 
 
+def test_bounds_that_meet_are_an_equality() -> None:
+    """A size that is asked for twice, from below and from above, is the number that is left."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for _ in range(20):
+        env = ShapeEnv()
+        value, other = draw.randint(2, 9), draw.randint(2, 9)
+        size, more = env.symbol(value, "x.shape[0]", min=0), env.symbol(other, "x.shape[1]", min=0)
+        asked = [lambda: size >= value, lambda: size <= value]  # noqa: B023
+        assert all(map(bool, (ask() for ask in draw.sample(asked, 2))))
+        assert expr_of(size).as_int() == value and expr_of(size * more - more) == expr_of(more) * constant(value - 1)
+        asked = [lambda: size + other >= more + value, lambda: more >= other]  # noqa: B023
+        assert all(map(bool, (ask() for ask in draw.sample(asked, 2))))
+        assert expr_of(more).as_int() == other, f"seed {seed}: {env.guards}"
+    env = ShapeEnv()
+    row = env.symbol(0, "a size", min=0)
+    assert not row > 0 and expr_of(row).as_int() == 0
+
+
+def test_what_is_known_of_data_places_views() -> None:
+    """A size that is known to be a product of data's is divided as that is."""
+    env = ShapeEnv()
+    rows, columns, size = env.unbacked(), env.symbol(5, "x.shape[1]"), env.symbol(10, "a size")
+    assert expected(rows * columns == int(size))
+    assert view_strides((size,), (1,), (rows, columns)) == (columns, 1)
+
+
 def test_a_row_that_is_known_to_be_one_leaves_a_view_what_it_is() -> None:
     env = ShapeEnv()
     rows = env.unbacked()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -21,43 +21,107 @@ from aotautograd.inputs import sizes_of
 from primtorch.frozen import record
 from primtorch.layout import dense_like, is_dense
 from primtorch.spec import Size, TensorSpec, spec_of
-from primtorch.symbolic import ShapeEnv, depends_on_data, expected, expr_of, materialize
-from primtorch.symbolic.expr import Atom, IntExpr, intern_symbol
+from primtorch.symbolic import ShapeEnv, constant, depends_on_data, expected, expr_of, materialize, relate
+from primtorch.symbolic.expr import Atom, IntExpr, Monomial, intern_symbol
 from primtorch.symbolic.sym_node import node_of
 
 aten = torch.ops.aten
+Numbers: TypeAlias = Mapping[str, int | float]
+
+
+@record
+class Given:
+    """A symbol that a size of an input tells, which is `factor` times its value, and `rest`.
+
+    Attributes:
+        place: of the input, and the dimension; None: it is a number itself.
+    """
+
+    name: str
+    place: int
+    dim: int | None
+    factor: IntExpr = constant(1)
+    rest: IntExpr = constant(0)
+
+    def of(self, values: Sequence[object], sizes: Numbers) -> int:
+        """The value in a call; `sizes`: of the symbols that are known."""
+        size = _size(values[self.place], self.dim)
+        return (size - self.rest.evaluate(sizes)) // self.factor.evaluate(sizes)  # type: ignore[arg-type]  # integers
 
 
 @record
 class GivenSizes:
-    """Where a program's inputs tell sizes that its graph does not: (symbol, input, its dimension or None: itself)."""
+    """Symbols that a program's inputs tell and its graph does not.
 
-    places: tuple[tuple[str, int, int | None], ...] = ()
+    Attributes:
+        symbols: what inputs have as a size.
+        added: what sizes of inputs are computed from: the program's first inputs.
+    """
 
-    def of(self, values: Sequence[object]) -> dict[str, int]:
-        """The values of the symbols in a call."""
-        return {name: _size(values[place], dim) for name, place, dim in self.places}
+    symbols: tuple[Given, ...] = ()
+    added: tuple[Given, ...] = ()
+
+    def of(self, values: Sequence[object], sizes: Numbers) -> dict[str, int]:
+        """The values of the symbols in a call; `sizes`: those of the graph's."""
+        found: dict[str, int] = {}
+        for given in (*self.symbols, *self.added):
+            found[given.name] = given.of(values, {**sizes, **found})
+        return found
+
+    def inputs(self, sizes: Numbers) -> list[int]:
+        """The program's first inputs, where all symbols have these values."""
+        return [int(sizes[given.name]) for given in self.added]
 
 
-def name_given_sizes(module: fx.GraphModule, values: Sequence[object], found: Mapping[Atom, IntExpr]) -> GivenSizes:
+def name_given_sizes(
+    module: fx.GraphModule, values: Sequence[object], found: Mapping[Atom, IntExpr], sizes: Numbers
+) -> GivenSizes:
     """Describes the placeholders whose sizes depend on data by symbols that have the values given, and says of what the
     program computes again that it has the same sizes.
 
     Args:
         found: what the trace that the program is made of came to know of the data's numbers.
+        sizes: the values of the symbols that the graph has.
     """
-    known, places = _Known(module.graph, found), []
+    known = _Known(module.graph, found)
     inputs = list(enumerate(zip(module.graph.find_nodes(op="placeholder"), values, strict=True)))
     inputs = [(i, (node, value)) for i, (node, value) in inputs if _sizes_of_data(node)]
-    for i, (node, value) in inputs:
-        val = node.meta["val"]
-        for dim, size in [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape):
-            if _of_data(size) and depends_on_data(known.size(size)) and not known.has(size):
-                places.append((known.add(size, _size(value, dim), node, dim), i, dim))
+    of_data = [
+        (Given("", i, dim), node, size)
+        for i, (node, _) in inputs
+        for dim, size in _dims(node)
+        if isinstance(size, torch.SymInt) and _of_data(size)
+    ]
+    symbols: list[Given] = []
+    added: list[Given] = []
+
+    def name(add: Callable[[Given, fx.Node, torch.SymInt], Given | None], names: list[Given]) -> bool:
+        """Names the first size that `add` names."""
+        for given, node, size in of_data:
+            if depends_on_data(known.size(size)) and (made := add(given, node, size)) is not None:
+                names.append(made)
+                return True
+        return False
+
+    def value(given: Given) -> int:
+        return given.of(values, {**sizes, **GivenSizes(tuple(symbols), tuple(added)).of(values, sizes)})
+
+    while (
+        name(lambda given, node, size: known.add(given, node, size, value, alone=True), symbols)
+        or name(lambda given, node, size: known.solve(given, size, value), added)
+        or name(lambda given, node, size: known.add(given, node, size, value), symbols)
+    ):
+        pass
     _find_again(module.graph, known)
-    for _, (node, value) in inputs:
-        node.meta["val"] = known.described(node, value)
-    return GivenSizes(tuple(places))
+    for _, (node, given) in inputs:
+        node.meta["val"] = known.described(node, given)
+    return GivenSizes(tuple(symbols), tuple(added))
+
+
+def _dims(node: fx.Node) -> Iterable[tuple[int | None, Size]]:
+    """The sizes of what a node gives, by dimension; None: a number itself."""
+    val = node.meta["val"]
+    return [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape)
 
 
 def _of_data(size: Size) -> str:
@@ -78,8 +142,7 @@ def _find_again(graph: fx.Graph, known: _Known) -> None:
         val = node.meta.get("val")
         if node.op != "call_function" or not isinstance(val, (torch.Tensor, TensorSpec, torch.SymInt)):
             continue
-        dims = [(None, val)] if isinstance(val, torch.SymInt) else enumerate(val.shape)
-        again = [(dim, size) for dim, size in dims if isinstance(size, torch.SymInt) and _of_data(size)]
+        again = [(dim, size) for dim, size in _dims(node) if isinstance(size, torch.SymInt) and _of_data(size)]
         if not again:
             continue
         source = node.args[0] if node.target is operator.getitem else node
@@ -96,11 +159,13 @@ def _find_again(graph: fx.Graph, known: _Known) -> None:
 
 
 def found_again(value: Any, places: Sequence[tuple[int | None, Any, bool]]) -> Any:
-    """A value of known sizes: (its dimension, the size, whether that is computed from a number of the data); None: a
-    number. What it is computed from is only known of a size that is a number."""
+    """A value of known sizes: (its dimension, the size, whether that is computed from numbers of the data); None: a
+    number. Where none of those is known by all the others, they are only known of a size that is a number."""
     for dim, known, computed in places:
         size = value if dim is None else value.shape[dim]
-        expected(size == (int(known) if computed else known))
+        expected(size == known)
+        if computed and depends_on_data(size):
+            expected(size == int(known))
     return value
 
 
@@ -114,6 +179,7 @@ class _Known:
         atoms: the same where that is a symbol alone.
         nodes: for symbols with a value, what gives it.
         first: for other symbols, what gives them first.
+        last: of the placeholders that were added.
     """
 
     graph: fx.Graph
@@ -122,6 +188,7 @@ class _Known:
     atoms: dict[Atom, IntExpr] = field(default_factory=dict)
     nodes: dict[str, fx.Node] = field(default_factory=dict)
     first: dict[str, fx.Node] = field(default_factory=dict)
+    last: fx.Node | None = None
 
     def __post_init__(self) -> None:
         for node in self.graph.find_nodes(op="placeholder"):
@@ -129,20 +196,52 @@ class _Known:
                 self.nodes.setdefault(str(node.meta["val"]), node)
 
     def expr(self, size: torch.SymInt) -> IntExpr:
+        """A size with what was found."""
         return _env(size).simplify(expr_of(size).substitute(self.found))
 
-    def has(self, size: torch.SymInt) -> bool:
-        return str(self.expr(size)) in self.sizes
+    def named(self, size: torch.SymInt) -> IntExpr:
+        """A size with the symbols that there are for the data's."""
+        return self.expr(size).substitute(self.atoms)
 
-    def add(self, size: torch.SymInt, value: int, node: fx.Node, dim: int | None) -> str:
-        """A symbol for a size that an input has there; its name."""
-        made, written = _env(size).symbol(value, f"a size of {node.name}", min=0), str(self.expr(size))
-        name = str(expr_of(made))
-        self.sizes[written] = made
-        if written.isidentifier():
-            self.atoms[intern_symbol(written)] = expr_of(made)
-        self.nodes[name] = self._read(node, dim, made)
-        return name
+    def add(
+        self, given: Given, node: fx.Node, size: torch.SymInt, value: Callable[[Given], int], alone: bool = False
+    ) -> Given | None:
+        """A symbol for a size that an input has there; `alone`: where that is one of the data's, as it is."""
+        expr = self.expr(size)
+        if alone and not str(expr).isidentifier():
+            return None
+        made = self._symbol(size, value(given), node)
+        self.sizes[str(expr)] = made
+        if str(expr).isidentifier():
+            self.atoms[intern_symbol(str(expr))] = expr_of(made)
+        self.nodes[str(expr_of(made))] = self._read(node, given.dim, made)
+        return replace(given, name=str(expr_of(made)))
+
+    def solve(self, given: Given, size: torch.SymInt, value: Callable[[Given], int]) -> Given | None:
+        """A symbol for the one of the data's that an input's size is computed from, once and as far as that is known
+        to tell it; a new placeholder gives it. A row of `5*u0` elements tells `u0`."""
+        env, expr = _env(size), self.named(size)
+        unknown = [name for name in expr.symbols() if not env.symbols[name].backed]
+        if len(unknown) != 1:
+            return None
+        atom = intern_symbol(*unknown)
+        factor, rest = _as_line(expr, atom)
+        if (
+            unknown[0] in factor.symbols() | rest.symbols()
+            or env.decide(relate("eq", factor, constant(0))) is not False
+        ):
+            return None
+        given = replace(given, factor=factor, rest=rest)
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first if self.last is None else self.last.next):
+            self.last = self.graph.placeholder(unknown[0])
+        made = self.last.meta["val"] = self._symbol(size, value(given), self.last)
+        self.atoms[atom] = expr_of(made)
+        self.nodes[str(expr_of(made))] = self.last
+        return replace(given, name=str(expr_of(made)))
+
+    def _symbol(self, size: torch.SymInt, value: int, node: fx.Node) -> torch.SymInt:
+        return _env(size).symbol(value, f"a size of {node.name}", min=0)
 
     def _read(self, node: fx.Node, dim: int | None, size: torch.SymInt) -> fx.Node:
         """The node of a size that a node gives."""
@@ -173,9 +272,8 @@ class _Known:
         """What a size is written as."""
         if not isinstance(size, torch.SymInt):
             return size
-        expr = self.expr(size)
-        found = self.sizes.get(str(expr))
-        return found if found is not None else _env(size).size(expr.substitute(self.atoms))
+        found = self.sizes.get(str(self.expr(size)))
+        return found if found is not None else _env(size).size(self.named(size))
 
     def described(self, node: fx.Node, value: object) -> TensorSpec | Size:
         if isinstance(node.meta["val"], torch.SymInt):
@@ -192,6 +290,19 @@ class _Known:
             strides = dense_like(shape, value.stride())
         offset = value.storage_offset() if depends_on_data(self.size(offset)) else self.size(offset)
         return TensorSpec(shape, strides, spec.dtype, spec.device, offset)
+
+
+def _as_line(expr: IntExpr, atom: Atom) -> tuple[IntExpr, IntExpr]:
+    """(factor, rest) of `factor * atom + rest`."""
+    factor: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, coefficient in expr.terms.items():
+        if atom in monomial:
+            place = monomial.index(atom)
+            factor[(*monomial[:place], *monomial[place + 1 :])] = coefficient
+        else:
+            rest[monomial] = coefficient
+    return IntExpr(factor), IntExpr(rest)
 
 
 def _env(size: torch.SymInt) -> ShapeEnv:

@@ -85,15 +85,20 @@ def alike(a: Size, b: Size) -> bool:
     """Equality for layouts. The strides of a dimension of one element say nothing, and those of no elements neither,
     so that a size that depends on data may be taken for a larger one without a question to the data."""
     if depends_on_data(a) or depends_on_data(b):
-        return _weight(a) == _weight(b)
+        return _weight(a) == _weight(b) or _is_known(a == b)
     return bool(a == b)
 
 
 def _less(a: Size, b: Size) -> bool:
     """Order for layouts, as `alike`."""
     if depends_on_data(a) or depends_on_data(b):
-        return _weight(a) < _weight(b)
+        return _weight(a) < _weight(b) or _is_known(a < b)
     return bool(a < b)
+
+
+def _is_known(relation: object) -> bool:
+    """Whether it holds, by what is known of the sizes, in whatever data."""
+    return relation is True or (isinstance(relation, torch.SymBool) and node_of(relation).statically_known_true("", 0))
 
 
 def _all_equal(a: Sizes, b: Sizes) -> bool:

@@ -323,7 +323,7 @@ def slice_bound(place: Size | None, size: Size, default: Size) -> Size:
     if depends_on_data(place) or depends_on_data(size):
         least: Size = torch.sym_min(place, size)
         return least
-    return size if place >= size else place
+    return size if place > size else place  # asked as the formula asks it: equality is one of its two cases
 
 
 _NO_END = 2**63 - 1

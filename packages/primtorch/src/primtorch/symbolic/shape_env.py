@@ -593,19 +593,22 @@ class ShapeEnv:
     def _learn_at_least_zero(self, bound: IntExpr) -> None:
         offset = bound.terms.get((), 0)
         rest = bound - constant(offset)
-        self._lower[rest] = max(self._lower.get(rest, -offset), -offset)
-        if len(rest.terms) != 1:
-            return
-        ((monomial, coefficient),) = rest.terms.items()
-        if len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            name = monomial[0].key
-            low, high = self._ranges[name]
-            if coefficient > 0:
-                limit = -(offset // coefficient)
-                self._ranges[name] = (limit if low is None else max(low, limit), high)
-            else:
-                limit = offset // -coefficient
-                self._ranges[name] = (low, limit if high is None else min(high, limit))
+        self._lower[rest] = least = max(self._lower.get(rest, -offset), -offset)
+        if len(rest.terms) == 1:
+            ((monomial, coefficient),) = rest.terms.items()
+            if len(monomial) == 1 and isinstance(monomial[0], Symbol):
+                self._bound_symbol(monomial[0].key, coefficient, offset)
+        if self._known_at_least_zero(constant(least) - rest):  # it is no more, either
+            self._learn_zero(rest - constant(least))
+
+    def _bound_symbol(self, name: str, coefficient: int, offset: int) -> None:
+        low, high = self._ranges[name]
+        if coefficient > 0:
+            limit = -(offset // coefficient)
+            self._ranges[name] = (limit if low is None else max(low, limit), high)
+        else:
+            limit = offset // -coefficient
+            self._ranges[name] = (low, limit if high is None else min(high, limit))
 
     def _learn_zero(self, difference: IntExpr) -> None:
         self._zero.add(zero_form(difference))
@@ -627,7 +630,7 @@ class ShapeEnv:
             facts.append(constant(high) - value)
         self._lower = {}
         for fact in facts:
-            bound = fact.substitute(step)
+            bound = self.simplify(fact)
             if bound.as_int() is None:
                 self._learn_at_least_zero(bound)
 
