@@ -36,7 +36,7 @@ PROGRAMS: dict[str, Program] = {
     "multi_dot of vectors": lambda x, y: torch.linalg.multi_dot([x[:, 0], y, x[0]]),
     "multi_dot of four": lambda x, y: torch.linalg.multi_dot([x, y.t(), x[:, :3], y[:3]]),
     "multi_dot of five": lambda x, y: torch.linalg.multi_dot([x[0], y.t(), x, y.t()[:, :2], x[:2, 0]]),
-    "gradient": lambda x, y: torch.cat([g.flatten() for g in torch.gradient(x, spacing=0.5)]) * y.sum(),
+    "gradient": lambda x, y: torch.cat([g.flatten() for g in torch.gradient(x, spacing=0.5)]) * y.max(),
     "gradient of a dim": lambda x, y: torch.gradient(x * y, spacing=[0.75], dim=1, edge_order=2)[0],
     "gradient of dims": lambda x, y: sum(torch.gradient(x * y, spacing=[2.0, 3.0], dim=[-1, 0])),
     "unsafe_chunk": lambda x, y: torch.cat([part.sum(0, keepdim=True) for part in x.unsafe_chunk(2)]),
