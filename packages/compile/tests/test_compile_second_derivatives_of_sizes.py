@@ -159,6 +159,10 @@ OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "convolved": lambda x, m: F.conv1d(x[m[:, 0]].unsqueeze(1), x[:2, None, :3]).tanh(),
     "reshaped": lambda x, m: x[m[:, 0]].reshape(-1).exp(),
     "joined": lambda x, m: torch.cat([x[m[:, 0]].reshape(-1), x.flatten()[m.flatten()].exp()]).sin(),
+    "joined and doubled": lambda x, m: torch.cat([x[m[:, 0]], x[m[:, 1]].sin()]).repeat(2, 1).tanh(),
+    "normal columns": lambda x, m: F.normalize(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()]).exp()).reshape(-1, 1),
+    "all but the first": lambda x, m: torch.cat([x[:, 0].repeat_interleave(m.sum(1))[1:], x[:, 0]]).sin(),
+    "half of them, twice": lambda x, m: x.sin()[m][::2].softmax(0).repeat(2),
     "only counted": lambda x, m: (x[m] + x.exp()[m]).sum(),
 }
 

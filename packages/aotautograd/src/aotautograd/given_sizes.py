@@ -8,6 +8,7 @@ like any size of an input, so that one program serves the next call, too.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from primtorch.frozen import record
 from primtorch.layout import dense_like, is_dense
 from primtorch.spec import Size, TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, constant, depends_on_data, expected, expr_of, materialize, relate
-from primtorch.symbolic.expr import Atom, IntExpr, Monomial, intern_symbol
+from primtorch.symbolic.expr import Atom, IntExpr, Symbol, atom_expr
 from primtorch.symbolic.sym_node import node_of
 
 aten = torch.ops.aten
@@ -176,7 +177,7 @@ class _Known:
     Attributes:
         found: of symbols, what they are.
         sizes: symbols for sizes that inputs have, by how these are written with what was found.
-        atoms: the same where that is a symbol alone.
+        atoms: what is known by them of the data's numbers.
         nodes: for symbols with a value, what gives it.
         first: for other symbols, what gives them first.
         last: of the placeholders that were added.
@@ -206,39 +207,37 @@ class _Known:
     def add(
         self, given: Given, node: fx.Node, size: torch.SymInt, value: Callable[[Given], int], alone: bool = False
     ) -> Given | None:
-        """A symbol for a size that an input has there; `alone`: where that is one of the data's, as it is."""
-        expr = self.expr(size)
-        if alone and not str(expr).isidentifier():
+        """A symbol for a size that an input has there; `alone`: where that is one of the data's, or a sum of them."""
+        line = _as_line(self.named(size), _env(size))
+        plain = line is not None and line.factor == constant(1) and line.rest == constant(0)
+        if alone and not plain:
             return None
         made = self._symbol(size, value(given), node)
-        self.sizes[str(expr)] = made
-        if str(expr).isidentifier():
-            self.atoms[intern_symbol(str(expr))] = expr_of(made)
+        self.sizes[str(self.expr(size))] = made
+        if line is not None and plain:
+            self._know(line, made)
         self.nodes[str(expr_of(made))] = self._read(node, given.dim, made)
         return replace(given, name=str(expr_of(made)))
 
     def solve(self, given: Given, size: torch.SymInt, value: Callable[[Given], int]) -> Given | None:
-        """A symbol for the one of the data's that an input's size is computed from, once and as far as that is known
-        to tell it; a new placeholder gives it. A row of `5*u0` elements tells `u0`."""
-        env, expr = _env(size), self.named(size)
-        unknown = [name for name in expr.symbols() if not env.symbols[name].backed]
-        if len(unknown) != 1:
+        """A symbol for what an input's size is computed from, as far as that is known to tell it; a new placeholder
+        gives it. A row of `5*u0` elements tells `u0`, one of `s1*u0 + s1*u1` their sum."""
+        line = _as_line(self.named(size), _env(size))
+        if line is None:
             return None
-        atom = intern_symbol(*unknown)
-        factor, rest = _as_line(expr, atom)
-        if (
-            unknown[0] in factor.symbols() | rest.symbols()
-            or env.decide(relate("eq", factor, constant(0))) is not False
-        ):
-            return None
-        given = replace(given, factor=factor, rest=rest)
+        given = replace(given, factor=line.factor, rest=line.rest)
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first if self.last is None else self.last.next):
-            self.last = self.graph.placeholder(unknown[0])
+            self.last = self.graph.placeholder(line.atom.name)
         made = self.last.meta["val"] = self._symbol(size, value(given), self.last)
-        self.atoms[atom] = expr_of(made)
+        self._know(line, made)
         self.nodes[str(expr_of(made))] = self.last
         return replace(given, name=str(expr_of(made)))
+
+    def _know(self, line: _Line, made: torch.SymInt) -> None:
+        """What one of the data's is, from here on."""
+        known: dict[Atom, IntExpr] = {line.atom: expr_of(made) - line.others}
+        self.atoms = {atom: value.substitute(known) for atom, value in self.atoms.items()} | known
 
     def _symbol(self, size: torch.SymInt, value: int, node: fx.Node) -> torch.SymInt:
         return _env(size).symbol(value, f"a size of {node.name}", min=0)
@@ -292,17 +291,38 @@ class _Known:
         return TensorSpec(shape, strides, spec.dtype, spec.device, offset)
 
 
-def _as_line(expr: IntExpr, atom: Atom) -> tuple[IntExpr, IntExpr]:
-    """(factor, rest) of `factor * atom + rest`."""
-    factor: dict[Monomial, int] = {}
-    rest: dict[Monomial, int] = {}
-    for monomial, coefficient in expr.terms.items():
-        if atom in monomial:
-            place = monomial.index(atom)
-            factor[(*monomial[:place], *monomial[place + 1 :])] = coefficient
-        else:
-            rest[monomial] = coefficient
-    return IntExpr(factor), IntExpr(rest)
+@record
+class _Line:
+    """`factor * (atom + others) + rest`: a sum of the data's numbers, without more of them."""
+
+    factor: IntExpr
+    atom: Symbol
+    others: IntExpr
+    rest: IntExpr
+
+
+def _as_line(expr: IntExpr, env: ShapeEnv) -> _Line | None:
+    """A size as a line of one sum; None where it is none, or does not tell the sum as far as is known."""
+    ours = {m: c for m, c in expr.terms.items() if any(_unknown(atom_expr(atom), env) for atom in m)}
+    if not ours:
+        return None
+    rest = expr - IntExpr(ours)
+    given = [[atom for atom in m if not _unknown(atom_expr(atom), env)] for m in ours]
+    common = given[0] if all(atoms == given[0] for atoms in given) else []
+    factor = IntExpr({tuple(common): math.gcd(*ours.values())})
+    total = IntExpr(ours) // factor
+    plain = [m[0] for m, c in total.terms.items() if len(m) == 1 and c == 1 and isinstance(m[0], Symbol)]
+    if total * factor != IntExpr(ours) or any(c < 0 for c in total.terms.values()):
+        return None
+    for atom in plain:
+        others = total - atom_expr(atom)
+        if atom.name not in others.symbols() and env.decide(relate("ne", factor, constant(0))):
+            return _Line(factor, atom, others, rest)
+    return None
+
+
+def _unknown(expr: IntExpr, env: ShapeEnv) -> bool:
+    return any(not env.symbols[name].backed for name in expr.symbols())
 
 
 def _env(size: torch.SymInt) -> ShapeEnv:

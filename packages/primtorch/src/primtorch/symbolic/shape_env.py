@@ -650,6 +650,8 @@ class ShapeEnv:
                 info = self.symbols[atom.key]
                 if info.name in self.definitions and rest.as_int() is None:  # graphs and guards read it as it is
                     continue
+                if info.backed and self._of_data(rest):  # what an input gives is not read of the data
+                    continue
                 rank = (True, not info.backed, int(info.name[1:]))
             elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and not self._of_data(rest):
                 rank = (True, True, -1)  # not what the example has in terms of what only the data tells
