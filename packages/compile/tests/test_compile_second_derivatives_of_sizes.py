@@ -133,6 +133,16 @@ def test_looking_at_what_autograd_keeps_fixes_no_size() -> None:
     assert told() == 0 and not torchcompile.report().recompiles
 
 
+def _flipped(x: torch.Tensor) -> torch.Tensor:
+    return (x.flip(0) * x).masked_fill(x > 0.5, 0.5) * x
+
+
+def _sorted(x: torch.Tensor) -> torch.Tensor:
+    x = torch.stack([x, x.sin()], 1).flatten(0, 1)
+    x = torch.where(x > 0, x, x * x)
+    return (x - x.sum(0, keepdim=True)).sort(0)[0] * x
+
+
 # Each takes rows and a mask of them, and has results or parts of them whose sizes the mask tells.
 OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "masked_select": lambda x, m: x.masked_select(m).exp(),
@@ -163,6 +173,9 @@ OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "normal columns": lambda x, m: F.normalize(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()]).exp()).reshape(-1, 1),
     "all but the first": lambda x, m: torch.cat([x[:, 0].repeat_interleave(m.sum(1))[1:], x[:, 0]]).sin(),
     "half of them, twice": lambda x, m: x.sin()[m][::2].softmax(0).repeat(2),
+    "joined and flipped": lambda x, m: _flipped(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()])),
+    "all but the first, reshaped": lambda x, m: x[m[:, 0]][1:].reshape(-1).sin().unsqueeze(0).tanh(),
+    "repeated and sorted": lambda x, m: _sorted(x[:, 0].repeat_interleave(m.sum(1) * m[:, 0])),
     "only counted": lambda x, m: (x[m] + x.exp()[m]).sum(),
 }
 
@@ -211,7 +224,13 @@ def test_sizes_that_the_data_tells(name: str, order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("columns", [None, True], ids=["fixed", "symbolic"])
-@pytest.mark.parametrize("name", ["reshaped", "twice as many", "padded", "joined"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("reshaped", "twice as many", "padded", "joined", "joined and doubled", "half of them, twice"),
+        *("all but the first", "all but the first, reshaped"),
+    ],
+)
 def test_what_a_size_is_computed_from_is_known(name: str, columns: bool | None, order: int) -> None:
     """A tangent of `5*u0` elements, or of `s1*u0`, tells `u0`: what is computed again has as many rows, whatever their
     number, and one program serves all of them but one row and none, at which broadcasts and layouts differ."""
@@ -219,7 +238,7 @@ def test_what_a_size_is_computed_from_is_known(name: str, columns: bool | None, 
     torchcompile.reset()
     draw, program = torch.Generator().manual_seed(seed), OF_DATA[name]
     compiled = torchcompile.compile(program, backend="aot_eager", dynamic=columns)
-    for some in random.Random(seed).sample(range(2, 10), 4):
+    for some in random.Random(seed).sample(range(3, 10), 4):
         x, mask = torch.randn(10, 5, generator=draw), torch.zeros(10, 5, dtype=torch.bool)
         mask[torch.randperm(10, generator=draw)[:some]] = True
         wanted, found = (derivatives_of_data(call, x, mask, order) for call in (program, compiled))
@@ -228,7 +247,9 @@ def test_what_a_size_is_computed_from_is_known(name: str, columns: bool | None, 
     assert told() == 0, f"seed {seed}"
 
 
-@pytest.mark.parametrize("name", ["two masks", "twice as many", "every other", "a layer norm", "scattered"])
+@pytest.mark.parametrize(
+    "name", ["two masks", "twice as many", "every other", "a layer norm", "scattered", "joined and flipped"]
+)
 def test_sizes_that_the_data_tells_in_kernels(name: str) -> None:
     check_of_data(name, "inductor", 3)
 

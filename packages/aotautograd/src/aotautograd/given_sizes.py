@@ -109,7 +109,7 @@ def name_given_sizes(
 
     while (
         name(lambda given, node, size: known.add(given, node, size, value, alone=True), symbols)
-        or name(lambda given, node, size: known.solve(given, size, value), added)
+        or name(lambda given, node, size: known.solve(given, node, size, value), added)
         or name(lambda given, node, size: known.add(given, node, size, value), symbols)
     ):
         pass
@@ -207,7 +207,7 @@ class _Known:
     def add(
         self, given: Given, node: fx.Node, size: torch.SymInt, value: Callable[[Given], int], alone: bool = False
     ) -> Given | None:
-        """A symbol for a size that an input has there; `alone`: where that is one of the data's, or a sum of them."""
+        """A symbol for a size that an input has there; `alone`: where that tells one of the data's by the others."""
         line = _as_line(self.named(size), _env(size))
         plain = line is not None and line.factor == constant(1) and line.rest == constant(0)
         if alone and not plain:
@@ -219,7 +219,7 @@ class _Known:
         self.nodes[str(expr_of(made))] = self._read(node, given.dim, made)
         return replace(given, name=str(expr_of(made)))
 
-    def solve(self, given: Given, size: torch.SymInt, value: Callable[[Given], int]) -> Given | None:
+    def solve(self, given: Given, node: fx.Node, size: torch.SymInt, value: Callable[[Given], int]) -> Given | None:
         """A symbol for what an input's size is computed from, as far as that is known to tell it; a new placeholder
         gives it. A row of `5*u0` elements tells `u0`, one of `s1*u0 + s1*u1` their sum."""
         line = _as_line(self.named(size), _env(size))
@@ -228,7 +228,7 @@ class _Known:
         given = replace(given, factor=line.factor, rest=line.rest)
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first if self.last is None else self.last.next):
-            self.last = self.graph.placeholder(line.atom.name)
+            self.last = self.graph.placeholder(f"size_of_{node.name}")
         made = self.last.meta["val"] = self._symbol(size, value(given), self.last)
         self._know(line, made)
         self.nodes[str(expr_of(made))] = self.last
@@ -236,7 +236,7 @@ class _Known:
 
     def _know(self, line: _Line, made: torch.SymInt) -> None:
         """What one of the data's is, from here on."""
-        known: dict[Atom, IntExpr] = {line.atom: expr_of(made) - line.others}
+        known: dict[Atom, IntExpr] = {line.atom: (expr_of(made) - line.others) * constant(line.sign)}
         self.atoms = {atom: value.substitute(known) for atom, value in self.atoms.items()} | known
 
     def _symbol(self, size: torch.SymInt, value: int, node: fx.Node) -> torch.SymInt:
@@ -293,16 +293,18 @@ class _Known:
 
 @record
 class _Line:
-    """`factor * (atom + others) + rest`: a sum of the data's numbers, without more of them."""
+    """`factor * (sign * atom + others) + rest`: what is in parentheses is made of the data's numbers, which the rest
+    are not, and is not negative."""
 
     factor: IntExpr
-    atom: Symbol
+    sign: int
+    atom: Atom
     others: IntExpr
     rest: IntExpr
 
 
 def _as_line(expr: IntExpr, env: ShapeEnv) -> _Line | None:
-    """A size as a line of one sum; None where it is none, or does not tell the sum as far as is known."""
+    """A size as a line; None where it is none, or does not tell what is in parentheses as far as is known."""
     ours = {m: c for m, c in expr.terms.items() if any(_unknown(atom_expr(atom), env) for atom in m)}
     if not ours:
         return None
@@ -311,13 +313,14 @@ def _as_line(expr: IntExpr, env: ShapeEnv) -> _Line | None:
     common = given[0] if all(atoms == given[0] for atoms in given) else []
     factor = IntExpr({tuple(common): math.gcd(*ours.values())})
     total = IntExpr(ours) // factor
-    plain = [m[0] for m, c in total.terms.items() if len(m) == 1 and c == 1 and isinstance(m[0], Symbol)]
-    if total * factor != IntExpr(ours) or any(c < 0 for c in total.terms.values()):
+    positive = rest == constant(0) or all(c > 0 for c in total.terms.values())
+    if not positive or total * factor != IntExpr(ours) or not env.decide(relate("gt", factor, constant(0))):
         return None
-    for atom in plain:
-        others = total - atom_expr(atom)
-        if atom.name not in others.symbols() and env.decide(relate("ne", factor, constant(0))):
-            return _Line(factor, atom, others, rest)
+    single = [(m[0], c) for m, c in total.terms.items() if len(m) == 1 and abs(c) == 1]
+    for atom, sign in sorted(single, key=lambda one: not isinstance(one[0], Symbol)):  # symbols first
+        others = total - atom_expr(atom) * constant(sign)
+        if others.substitute({atom: constant(0)}) == others == others.substitute({atom: constant(1)}):
+            return _Line(factor, sign, atom, others, rest)
     return None
 
 

@@ -655,6 +655,8 @@ class ShapeEnv:
                 rank = (True, not info.backed, int(info.name[1:]))
             elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and not self._of_data(rest):
                 rank = (True, True, -1)  # not what the example has in terms of what only the data tells
+            elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and rest.substitute({atom: rest}) == rest:
+                rank = (False, False, -1)  # `min(1, u0)` of a size of `u0 - min(1, u0)`
             elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
                 rank = (False, False, 0)
             else:
