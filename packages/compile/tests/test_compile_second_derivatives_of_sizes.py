@@ -143,6 +143,16 @@ def _sorted(x: torch.Tensor) -> torch.Tensor:
     return (x - x.sum(0, keepdim=True)).sort(0)[0] * x
 
 
+def _sorted_rows(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()).sort(0)[0]
+
+
+def _of_some(x: torch.Tensor) -> torch.Tensor:
+    x = x[x.sum(1) > 0]
+    x = torch.cat([x, x.cos()]).softmax(0)
+    return x * x.sum(1, keepdim=True)
+
+
 # Each takes rows and a mask of them, and has results or parts of them whose sizes the mask tells.
 OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "masked_select": lambda x, m: x.masked_select(m).exp(),
@@ -176,6 +186,8 @@ OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "joined and flipped": lambda x, m: _flipped(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()])),
     "all but the first, reshaped": lambda x, m: x[m[:, 0]][1:].reshape(-1).sin().unsqueeze(0).tanh(),
     "repeated and sorted": lambda x, m: _sorted(x[:, 0].repeat_interleave(m.sum(1) * m[:, 0])),
+    "joined, less the mean": lambda x, m: _sorted_rows(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()]).exp()).repeat(2, 1),
+    "some of them": lambda x, m: _of_some(x[m[:, 0]]),
     "only counted": lambda x, m: (x[m] + x.exp()[m]).sum(),
 }
 

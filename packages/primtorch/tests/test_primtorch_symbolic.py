@@ -327,6 +327,21 @@ def test_bounds_that_meet_are_an_equality() -> None:
     assert not row > 0 and expr_of(row).as_int() == 0
 
 
+def test_common_factors_hide_no_equality() -> None:
+    """`k * s * (u0 + u1) == k * s * t` tells the sum, where `s` is surely positive."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for _ in range(20):
+        env = ShapeEnv()
+        columns, size, rows, more = env.symbol(5, "columns"), env.symbol(7, "rows"), env.unbacked(), env.unbacked()
+        factor: Any = draw.randint(1, 5) * columns ** draw.randint(0, 2)
+        assert expected(factor * rows + factor * more == factor * size)
+        assert not depends_on_data(rows + more) and expr_of(rows + more) == expr_of(size), f"seed {seed}"
+        half: Any = (rows + 1) // 2
+        assert depends_on_data(half) and expected(factor * half == factor * (size - 3))
+        assert expr_of(half) == expr_of(size) - constant(3), f"seed {seed}"
+
+
 def test_what_is_known_of_data_places_views() -> None:
     """A size that is known to be a product of data's is divided as that is."""
     env = ShapeEnv()

@@ -611,8 +611,12 @@ class ShapeEnv:
             self._ranges[name] = (low, limit if high is None else min(high, limit))
 
     def _learn_zero(self, difference: IntExpr) -> None:
-        self._zero.add(zero_form(difference))
-        solved = self._solve(difference)
+        form = zero_form(difference)
+        self._zero.add(form)
+        for atom in min(form.terms, key=len):  # what is surely positive and a factor of all
+            if (self._atom_range(atom)[0] or 0) > 0 and all(atom in monomial for monomial in form.terms):
+                form = form // atom_expr(atom)
+        solved = self._solve(form)
         if solved is None:
             return
         atom, value = solved
