@@ -89,6 +89,8 @@ class ShapeEnv:
         self.symbols: dict[str, SymbolInfo] = {}
         self.shows_numbers = False
         """Whether the text of a symbolic number is its value, guarded from then on, as it is where a program asks."""
+        self.in_formulas = False
+        """Whether the questions of torch's C++ are those of its formulas of derivatives."""
         self.guards: list[ShapeGuard] = []
         self.assumptions: list[ShapeGuard] = []
         """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""
@@ -126,6 +128,15 @@ class ShapeEnv:
             yield
         finally:
             self.user_frame = before
+
+    @contextlib.contextmanager
+    def formulas(self) -> Iterator[None]:
+        """A block in which derivatives are made by torch's formulas."""
+        before, self.in_formulas = self.in_formulas, True
+        try:
+            yield
+        finally:
+            self.in_formulas = before
 
     def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
         """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""

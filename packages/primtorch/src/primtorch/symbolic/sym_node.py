@@ -374,7 +374,12 @@ class SymNode:
         return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
 
     def guard_bool(self, file: Text, line: int) -> bool:
-        """The same; the place in C++ is not noted."""
+        """The same; the place in C++ is not noted. A formula of a derivative gives its gradient as it is where there is
+        no element, or but one: of a number that only the data tells it takes the long way, which comes to the same."""
+        if self.env.in_formulas and self.hint is None and isinstance(self.expr, Relation):
+            asks_for_few = (self.expr.op, self.expr.right.as_int()) in (("eq", 0), ("eq", 1), ("le", 1))
+            if asks_for_few and self.env.decide(self.expr) is None:
+                return False
         return self.bool_()
 
     def guard_int(self, file: Text, line: int) -> int:
