@@ -164,3 +164,77 @@ def test_windows_of_the_lowest_value(rank: int, layout: str, dtype: torch.dtype)
         assert [t.stride() for t in found[:-1]] == [t.stride() for t in eager[:-1]]
         for mine, other in zip(found, eager, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
+
+
+LAYOUTS = ("last", "odd", "last, odd", "any order", "expanded", "a part", "plain")
+IN_ORDER = ("a part", "plain")
+
+
+def _laid_out(draw: random.Random, x: Tensor, layouts: tuple[str, ...]) -> Tensor:
+    """In one of these layouts: with channels last, dims in any order, dims of one element with strides that say nothing,
+    elements that share a place."""
+    steps = [1, 2, 7, x.shape[1], max(x.numel(), 1)]
+    odd = lambda t: t.as_strided(t.shape, [draw.choice(steps) if n == 1 else s for n, s in zip(t.shape, t.stride())])  # noqa: B905, E731
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+    match draw.choice(layouts):
+        case "last":
+            return x.contiguous(memory_format=last)
+        case "odd":
+            return odd(x)
+        case "last, odd":
+            return odd(x.contiguous(memory_format=last))
+        case "any order":
+            order = draw.sample(range(x.dim()), x.dim())
+            return x.permute(order).contiguous().permute([order.index(d) for d in range(x.dim())])
+        case "expanded":
+            one = x
+            for d in draw.sample(range(x.dim()), draw.randint(1, x.dim() - 1)):
+                one = one.narrow(d, 0, 1)
+            return one.expand(x.shape)
+        case "a part":
+            return torch.cat([x, x], -1)[..., : x.shape[-1]]
+    return x.contiguous()
+
+
+def _pool(draw: random.Random, sides: list[int]) -> tuple[str, Callable[[Tensor], Tensor]]:
+    rank, kind = len(sides), draw.choice(("max", "avg", "adaptive_max", "adaptive_avg"))
+    if kind.startswith("adaptive"):
+        out = [draw.randint(1, n) for n in sides]
+        return f"{kind} to {out}", lambda x: getattr(F, f"{kind}_pool{rank}d")(x, out)
+    kernel = [draw.randint(1, min(3, n)) for n in sides]
+    window = (kernel, [draw.randint(1, 2) for _ in sides], [draw.randint(0, k // 2) for k in kernel])
+    return f"{kind} of {window}", lambda x: getattr(F, f"{kind}_pool{rank}d")(x, *window)
+
+
+@pytest.mark.parametrize(("backend", "count"), [("aot_eager", 60), ("inductor", 6)])
+def test_strides_of_gradients(backend: str, count: int) -> None:
+    """Those of eager's, of leaves and of derivatives that the program takes. (Of a volume without a batch they follow
+    from the layout of the result's gradient, which is taken to be the result's.)"""
+    for seed in range(SEED, SEED + count):
+        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        sides = [draw.choice((1, 2, 3, 5)) for _ in range(draw.choice((1, 2, 2, 3, 3)))]
+        x = torch.randn([draw.choice((1, 1, 2)), draw.choice((1, 1, 3, 4)), *sides], generator=generator)
+        x = x if draw.random() < 0.8 else x[0]
+        name, pool = _pool(draw, sides)
+        # Eager has no max_pool3d of a volume without a batch whose strides are those of an image with channels last.
+        in_order = x.dim() == 4 and len(sides) == 3 and name.startswith("max")
+        x = _laid_out(draw, x, IN_ORDER if in_order else LAYOUTS)
+        batched, leaf, behind = x.dim() == len(sides) + 2, draw.random() < 0.5, draw.random() < 0.3
+        expands = batched and draw.random() < 0.5
+        program = (lambda x, pool=pool: pool(x * 2)) if behind else pool  # type: ignore[misc]
+        torchcompile.reset()
+        compiled = torchcompile.compile(program, backend=backend, dynamic=draw.choice((True, False, None)))
+        found = []
+        for call in (program, compiled):
+            given = x.detach().requires_grad_()
+            result = call(given)
+            total = result.sum() if expands else result.square().sum()
+            if leaf:
+                total.backward()  # type: ignore[no-untyped-call]
+            slope = given.grad if leaf else torch.autograd.grad(total, given)[0]
+            assert slope is not None
+            found.append((result.detach(), slope))
+        text = f"seed {seed}: {name} of {tuple(x.shape)} {x.stride()}, {leaf=}, {behind=}, {expands=}"
+        for ours, theirs in zip(*found[::-1], strict=True):
+            assert ours.stride() == theirs.stride(), text
+            torch.testing.assert_close(ours, theirs, msg=lambda m, text=text: f"{text}\n{m}")  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -76,3 +77,28 @@ def test_no_elements(name: str, backend: str) -> None:
     torch.testing.assert_close(run(torchcompile.compile(program, backend=backend, fullgraph=True)), run(program))
     report = torchcompile.report()
     assert report.captured == 1 and not report.breaks and not report.fallbacks, str(report)
+
+
+@pytest.mark.expected_eager("graph_raised")
+@pytest.mark.parametrize("dynamic", [False, True, None])
+def test_places_in_nothing(dynamic: bool | None) -> None:
+    """Rows that are looked up, padded and looked up again: where there are none and none is asked for, that is no fault,
+    and one that is asked for is eager's."""
+    seed = random.randrange(1 << 30)
+    torchcompile.reset()
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def program(x: torch.Tensor, places: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        return F.pad(F.pad(x[places] * 2, (0, 0, 1, 0))[more].sin(), (0, 0, 0, 1))
+
+    compiled = torchcompile.compile(program, dynamic=dynamic)
+    for rows, found in draw.sample(((5, 4), (4, 2), (3, 0), (0, 0), (1, 1)), 5):
+        x = torch.randn(rows, 3, generator=generator)
+        places = torch.randint(max(rows, 1), (found,), generator=generator)
+        more = torch.randint(found + 1, (draw.randint(0, 3),), generator=generator)
+        text = f"seed {seed}: {found} of {rows}"
+        torch.testing.assert_close(
+            compiled(x, places, more), program(x, places, more), msg=lambda m, t=text: f"{t}: {m}"
+        )  # type: ignore[misc]
+    with pytest.raises(IndexError):
+        compiled(torch.randn(0, 3), torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long))

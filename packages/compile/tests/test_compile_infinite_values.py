@@ -24,6 +24,7 @@ SIZES: dict[str, tuple[bool, Resized]] = {
     "one, by corners": (True, lambda n: 1),
 }  # fmt: skip
 MODES = {1: ("linear", "nearest"), 2: ("bilinear", "bicubic", "nearest-exact"), 3: ("trilinear", "nearest")}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "adaptive average of 3": (2, lambda x: F.adaptive_avg_pool2d(x, 3)),
     "adaptive average of 12": (2, lambda x: F.adaptive_avg_pool2d(x, 12)),
@@ -57,12 +58,18 @@ def with_gradient(function: Callable[[Tensor], Tensor], x: Tensor, tangent: Tens
     return y.detach(), torch.autograd.grad(y, x, tangent)[0]
 
 
-def check(name: str, rank: int, function: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+def check(
+    name: str,
+    rank: int,
+    function: Callable[[Tensor], Tensor],
+    dynamic: bool,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> None:
     seed = random.randrange(2**31)
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     layouts = [torch.contiguous_format] + {2: [torch.channels_last], 3: [torch.channels_last_3d]}.get(rank, [])
     for layout in layouts:
-        dtype = draw.choice((torch.float64, torch.float32, torch.bfloat16))
+        dtype = draw.choice(dtypes)
         torchcompile.reset()
         compiled = torchcompile.compile(function, dynamic=True if dynamic else None, options={"strict": True})
         for _ in range(2):
@@ -89,6 +96,20 @@ def test_resampling(size: str, dynamic: bool) -> None:
             return F.interpolate(x, [resized(n) for n in x.shape[2:]], mode=mode, **how)  # type: ignore[arg-type]
 
         check(f"{mode} to {size}", rank, function, dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", SIZES)
+def test_antialiased_resampling(size: str, mode: str, dynamic: bool) -> None:
+    """A window shows what is infinite in it, also where its weight is zero, and nothing of what lies beside it."""
+    corners, resized = SIZES[size]
+
+    def function(x: Tensor) -> Tensor:
+        sizes = [resized(n) for n in x.shape[2:]]
+        return F.interpolate(x, sizes, mode=mode, align_corners=corners, antialias=True)
+
+    check(f"{mode} to {size}, antialiased", 2, function, dynamic, DTYPES[:2])
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])

@@ -133,6 +133,26 @@ def test_looking_at_what_autograd_keeps_fixes_no_size() -> None:
     assert told() == 0 and not torchcompile.report().recompiles
 
 
+def _flipped(x: torch.Tensor) -> torch.Tensor:
+    return (x.flip(0) * x).masked_fill(x > 0.5, 0.5) * x
+
+
+def _sorted(x: torch.Tensor) -> torch.Tensor:
+    x = torch.stack([x, x.sin()], 1).flatten(0, 1)
+    x = torch.where(x > 0, x, x * x)
+    return (x - x.sum(0, keepdim=True)).sort(0)[0] * x
+
+
+def _sorted_rows(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()).sort(0)[0]
+
+
+def _of_some(x: torch.Tensor) -> torch.Tensor:
+    x = x[x.sum(1) > 0]
+    x = torch.cat([x, x.cos()]).softmax(0)
+    return x * x.sum(1, keepdim=True)
+
+
 # Each takes rows and a mask of them, and has results or parts of them whose sizes the mask tells.
 OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "masked_select": lambda x, m: x.masked_select(m).exp(),
@@ -147,27 +167,114 @@ OF_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "a softmax": lambda x, m: x[m].softmax(0),
     "within": lambda x, m: (x[m[:, 0]].t() @ x[m[:, 0]].cos()).sin(),
     "added": lambda x, m: torch.zeros_like(x).index_add(0, m.nonzero()[:, 0], x[m.nonzero()[:, 0]].sin()),
+    "a layer norm": lambda x, m: F.layer_norm(x[m[:, 0]], (5,), x[0], x[1]).tanh(),
+    "a linear layer": lambda x, m: F.linear(x[m[:, 0]], x[:3], x[0, :3]).sin(),
+    "a batch": lambda x, m: x[m[:, 0]].unsqueeze(1) @ x[:, None].mT[m[:, 0]],
+    "a variance": lambda x, m: x[m[:, 0]].var(1) * x[m[:, 0]].sum(),
+    "of length one": lambda x, m: F.normalize(x[m[:, 0]].exp()),
+    "scattered": lambda x, m: x.masked_scatter(m, x.sin()[m] * 2),
+    "put": lambda x, m: x.index_put((m,), x[m].exp()),
+    "padded": lambda x, m: F.pad(x[m], (1, 2)).sin(),
+    "flipped": lambda x, m: x[m[:, 0]].flip(0).exp() * x[m[:, 0]],
+    "convolved": lambda x, m: F.conv1d(x[m[:, 0]].unsqueeze(1), x[:2, None, :3]).tanh(),
+    "reshaped": lambda x, m: x[m[:, 0]].reshape(-1).exp(),
+    "joined": lambda x, m: torch.cat([x[m[:, 0]].reshape(-1), x.flatten()[m.flatten()].exp()]).sin(),
+    "joined and doubled": lambda x, m: torch.cat([x[m[:, 0]], x[m[:, 1]].sin()]).repeat(2, 1).tanh(),
+    "normal columns": lambda x, m: F.normalize(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()]).exp()).reshape(-1, 1),
+    "all but the first": lambda x, m: torch.cat([x[:, 0].repeat_interleave(m.sum(1))[1:], x[:, 0]]).sin(),
+    "half of them, twice": lambda x, m: x.sin()[m][::2].softmax(0).repeat(2),
+    "joined and flipped": lambda x, m: _flipped(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()])),
+    "all but the first, reshaped": lambda x, m: x[m[:, 0]][1:].reshape(-1).sin().unsqueeze(0).tanh(),
+    "repeated and sorted": lambda x, m: _sorted(x[:, 0].repeat_interleave(m.sum(1) * m[:, 0])),
+    "joined, less the mean": lambda x, m: _sorted_rows(torch.cat([x[m[:, 0]], x[~m[:, 0]].cos()]).exp()).repeat(2, 1),
+    "some of them": lambda x, m: _of_some(x[m[:, 0]]),
+    "running sums": lambda x, m: x[m[:, 0]].cumsum(0) * x[m[:, 0]].cumsum(1),
+    "running products": lambda x, m: x[m[:, 0]].cumprod(1).sin(),
+    "running maxima": lambda x, m: x[m[:, 0]].exp().cummax(0)[0] * x[m[:, 0]],
+    "only counted": lambda x, m: (x[m] + x.exp()[m]).sum(),
 }
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-@pytest.mark.parametrize("name", OF_DATA)
-def test_sizes_that_the_data_tells(name: str, backend: str) -> None:
-    """A derivative is made when it is asked for first, of tensors of that call: of the next call's sizes, too."""
+def derivatives_of_data(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, mask: torch.Tensor, order: int
+) -> list[torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    found = [program(leaf, mask)]
+    total = found[0].square().sum()
+    for left in range(order - 1, -1, -1):
+        (slope,) = torch.autograd.grad(total, leaf, create_graph=left > 0, allow_unused=True)
+        if slope is None:
+            break
+        found.append(slope)
+        total = slope.sin().sum()
+    return found
+
+
+def check_of_data(name: str, backend: str, order: int) -> None:
+    """A derivative is made when it is asked for first, of tensors of that call: of the next call's sizes, too. The first
+    may be of one row, or of none. Numbers are small: the sine of a large slope is its rounding errors."""
     seed = random.randrange(1 << 30)
     torchcompile.reset()
     draw, program = torch.Generator().manual_seed(seed), OF_DATA[name]
-    compiled = torchcompile.compile(program, backend=backend, dynamic=True)
-    for rows, share in ((7, 0.5), (7, 0.3), (9, 0.6), (8, 0.0), (8, 1.0)):
-        x, mask = torch.randn(rows, 5, generator=draw), torch.rand(rows, 5, generator=draw) < share
-        found = []
-        for call in (program, compiled):
-            leaf = x.clone().requires_grad_()
-            value = call(leaf, mask)
-            (slope,) = torch.autograd.grad(value.square().sum(), leaf, create_graph=True)
-            found.append((value, slope, torch.autograd.grad(slope.sin().sum(), leaf, allow_unused=True)[0]))
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(b, a, msg=lambda m, rows=rows: f"seed {seed}, {rows} rows: {m}")  # type: ignore[misc]
+    compiled = torchcompile.compile(program, backend=backend, dynamic=random.Random(seed).choice((True, None)))
+    for rows, some in random.Random(seed).sample(((7, 3), (7, 2), (9, 5), (8, 0), (8, 1), (8, 8)), 6):
+        x, mask = torch.rand(rows, 5, generator=draw) * 2 - 1, torch.rand(rows, 5, generator=draw) < 0.5
+        if some < 2:
+            mask[:] = False
+        mask[:, 0] = torch.randperm(rows, generator=draw) < some
+        wanted, found = (derivatives_of_data(call, x, mask, order) for call in (program, compiled))
+        assert len(found) == len(wanted), f"seed {seed}, {some} of {rows} rows"
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(
+                a, b, equal_nan=True, msg=lambda m, where=(some, rows): f"seed {seed}, {where}: {m}"
+            )  # type: ignore[misc]
+
+
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", OF_DATA)
+def test_sizes_that_the_data_tells(name: str, order: int) -> None:
+    check_of_data(name, "aot_eager", order)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("columns", [None, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("reshaped", "twice as many", "padded", "joined", "joined and doubled", "half of them, twice"),
+        *("all but the first", "all but the first, reshaped"),
+    ],
+)
+def test_what_a_size_is_computed_from_is_known(name: str, columns: bool | None, order: int) -> None:
+    """A tangent of `5*u0` elements, or of `s1*u0`, tells `u0`: what is computed again has as many rows, whatever their
+    number, and one program serves all of them but one row and none, at which broadcasts and layouts differ."""
+    seed = random.randrange(1 << 30)
+    torchcompile.reset()
+    draw, program = torch.Generator().manual_seed(seed), OF_DATA[name]
+    compiled = torchcompile.compile(program, backend="aot_eager", dynamic=columns)
+    for some in random.Random(seed).sample(range(3, 10), 4):
+        x, mask = torch.rand(10, 5, generator=draw) * 2 - 1, torch.zeros(10, 5, dtype=torch.bool)
+        mask[torch.randperm(10, generator=draw)[:some]] = True
+        wanted, found = (derivatives_of_data(call, x, mask, order) for call in (program, compiled))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, msg=lambda m, some=some: f"seed {seed}, {some} rows: {m}")  # type: ignore[misc]
+    assert told() == 0, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "name", ["two masks", "twice as many", "every other", "a layer norm", "scattered", "joined and flipped"]
+)
+def test_sizes_that_the_data_tells_in_kernels(name: str) -> None:
+    check_of_data(name, "inductor", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", OF_DATA)
+def test_sizes_that_the_data_tells_in_all_kernels(name: str, order: int) -> None:
+    check_of_data(name, "inductor", order)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

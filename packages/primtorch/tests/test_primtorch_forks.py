@@ -147,15 +147,15 @@ def test_a_trial_of_another_thread_is_over() -> None:
     env = ShapeEnv()
     size = env.symbol(6, "size")
     with in_a_thread(env.trial({"s0": 9})):
-        assert env.taken[1]
+        assert env.taken.values
 
         def child() -> bool:
             with env.trial({"s0": 5}) as asked:
                 assert bool(size < 7) and len(asked) == 1
-            return not env.taken[1] and not env.guards and bool(size < 7)
+            return not env.taken.values and not env.guards and bool(size < 7)
 
         assert of_child(child)
-    assert not env.taken[1] and not env.guards
+    assert not env.taken.values and not env.guards
 
 
 def test_a_folder_is_one_processs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from primtorch.errors import DataDependentValue
+from primtorch.layout import view_strides
 from primtorch.schemas import UserFrame
-from primtorch.symbolic import ShapeEnv, constant, expr_of, hint_of, materialize, relate, shape_env_of, symbol
+from primtorch.symbolic import (
+    ShapeEnv,
+    constant,
+    depends_on_data,
+    expected,
+    expr_of,
+    hint_of,
+    materialize,
+    relate,
+    shape_env_of,
+    symbol,
+)
 from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.sym_node import node_of
 
 NAMES = ("s0", "s1", "s2")
 SYMPY = {n: sympy.Symbol(n, integer=True) for n in NAMES}
@@ -228,11 +242,11 @@ def test_a_trial_forgets_what_it_asked_and_takes_other_values() -> None:
     with env.trial({"s0": 10}) as asked:
         assert not size == 6
         assert int(size + 1) == 11
-        assert env.taken[0] is asked
+        assert env.taken.guards is asked
         assert size // 3 == 3
     assert [g.expr.evaluate({"s0": 10}) for g in asked] == [True] * len(asked)
     assert not all(g.expr.evaluate({"s0": 6}) for g in asked)
-    assert env.guards == [] and env.taken == ((), {})
+    assert env.guards == [] and env.taken == ((), (), {})
     with env.trial({"s0": 10}, asked) as again:
         assert int(size) == 10
     assert len(again) == len(asked)
@@ -268,3 +282,77 @@ def test_symbols_made_in_a_trial_keep_their_names() -> None:
         assert env.hint(first) == 2.5
     second = env.define("fdiv", expr_of(size), constant(4))
     assert str(first) != str(second) and env.hint(second) == 1.5
+
+
+def test_numbers_of_data_that_are_known_by_now_answer_as_what_they_are() -> None:
+    """They keep their names, and what is asked of them is guarded of the numbers that inputs give."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for _ in range(20):
+        env = ShapeEnv()
+        sizes = [env.symbol(draw.randint(2, 9), f"x.shape[{i}]") for i in range(2)]
+        counted = [env.unbacked() for _ in range(2)]
+        made = [(counted[0], sizes[0]), ((counted[1] + 1) // 2, sizes[1] - 1), (counted[0] * 3 + 1, sizes[0] * 3 + 1)]
+        for number, size in made[:2]:
+            assert depends_on_data(number) and expected(number == size)
+        for number, size in made:
+            assert not depends_on_data(number) and hint_of(number) == hint_of(size), f"seed {seed}"
+            assert node_of(number).of_data and not node_of(size).of_data
+            for limit in (draw.randint(0, 30), hint_of(size)):
+                assert bool(number <= limit) == (hint_of(size) <= limit), f"seed {seed}"
+                assert bool(number == limit) == (hint_of(size) == limit), f"seed {seed}"
+        assert all(guard.expr.symbols() <= {"s0", "s1"} for guard in env.guards), f"seed {seed}: {env.guards}"
+        assert all(str(env.simplify(symbol(name))) == name for name in ("s0", "s1") if not env.guards)
+        known = env.found()
+        for number, size in made:
+            assert env.simplify(expr_of(number).substitute(known)) == expr_of(size), f"seed {seed}"
+
+
+def test_bounds_that_meet_are_an_equality() -> None:
+    """A size that is asked for twice, from below and from above, is the number that is left."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for _ in range(20):
+        env = ShapeEnv()
+        value, other = draw.randint(2, 9), draw.randint(2, 9)
+        size, more = env.symbol(value, "x.shape[0]", min=0), env.symbol(other, "x.shape[1]", min=0)
+        asked = [lambda: size >= value, lambda: size <= value]  # noqa: B023
+        assert all(map(bool, (ask() for ask in draw.sample(asked, 2))))
+        assert expr_of(size).as_int() == value and expr_of(size * more - more) == expr_of(more) * constant(value - 1)
+        asked = [lambda: size + other >= more + value, lambda: more >= other]  # noqa: B023
+        assert all(map(bool, (ask() for ask in draw.sample(asked, 2))))
+        assert expr_of(more).as_int() == other, f"seed {seed}: {env.guards}"
+    env = ShapeEnv()
+    row = env.symbol(0, "a size", min=0)
+    assert not row > 0 and expr_of(row).as_int() == 0
+
+
+def test_common_factors_hide_no_equality() -> None:
+    """`k * s * (u0 + u1) == k * s * t` tells the sum, where `s` is surely positive."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for _ in range(20):
+        env = ShapeEnv()
+        columns, size, rows, more = env.symbol(5, "columns"), env.symbol(7, "rows"), env.unbacked(), env.unbacked()
+        factor: Any = draw.randint(1, 5) * columns ** draw.randint(0, 2)
+        assert expected(factor * rows + factor * more == factor * size)
+        assert not depends_on_data(rows + more) and expr_of(rows + more) == expr_of(size), f"seed {seed}"
+        half: Any = (rows + 1) // 2
+        assert depends_on_data(half) and expected(factor * half == factor * (size - 3))
+        assert expr_of(half) == expr_of(size) - constant(3), f"seed {seed}"
+
+
+def test_what_is_known_of_data_places_views() -> None:
+    """A size that is known to be a product of data's is divided as that is."""
+    env = ShapeEnv()
+    rows, columns, size = env.unbacked(), env.symbol(5, "x.shape[1]"), env.symbol(10, "a size")
+    assert expected(rows * columns == int(size))
+    assert view_strides((size,), (1,), (rows, columns)) == (columns, 1)
+
+
+def test_a_row_that_is_known_to_be_one_leaves_a_view_what_it_is() -> None:
+    env = ShapeEnv()
+    rows = env.unbacked()
+    assert expected(rows == 1)
+    assert view_strides((rows, 5), (5, 1), (rows, 5)) == (5, 1)
+    assert view_strides((rows, 5), (5, 1), (5,)) == (1,)

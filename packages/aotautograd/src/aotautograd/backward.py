@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -126,11 +127,13 @@ def trace_backward(
         value.register_hook(note_total)
     with torch.enable_grad():
         values = [OwnTangent.apply(value) for value in values]
+    env = recorder.fake_mode.shape_env
     with (
         torch._C._DisableAutocast(),
         torch.autograd.set_multithreading_enabled(False),
         torch.no_grad(),
         DataOfDerivatives(recorder),
+        nullcontext() if env is None else env.formulas(),
     ):
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
         given: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(

@@ -27,6 +27,7 @@ from aotautograd.other_sizes import ForSizes, Taken, sizes_given
 from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_effect, is_random, output_values, present
 from aotautograd.schemas import (
+    FOUND,
     HISTORY,
     UNSEEN,
     FunctionCall,
@@ -150,8 +151,10 @@ class GradientsOnDemand:
         kept = [v.detach() if isinstance(v, torch.Tensor) else v for v in kept_values(program.kept, saved, sizes)]
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
         if key not in self.given:
-            self.given[key] = name_given_sizes(program.module, values)
-        sizes |= self.given[key].of(values)
+            found = self.joint.module.meta.get(FOUND, {})
+            self.given[key] = name_given_sizes(program.module, values, found, sizes)
+        sizes |= self.given[key].of(values, sizes)
+        values = [*self.given[key].inputs(sizes), *values]
         around = any(map(wraps_others, tangents))
         pattern = (key, around, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
         compiled = self.compiled.setdefault(pattern, ForSizes(self.taken, "a derivative of the backward"))

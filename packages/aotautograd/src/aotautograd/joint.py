@@ -36,6 +36,7 @@ from aotautograd.present_views import PresentViews
 from aotautograd.recompute import source_bytes
 from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import (
+    FOUND,
     UNSEEN,
     FunctionCall,
     InputInfo,
@@ -232,11 +233,14 @@ def _with_last_writes(
 
 
 def _module(recorder: Recorder) -> fx.GraphModule:
-    """What was recorded, and where the program writes what autograd does not see."""
+    """What was recorded, what is known of its sizes, and where the program writes what autograd does not see."""
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
     if recorder.unseen.first is not None:
         module.meta[UNSEEN] = recorder.unseen.first
+    env = recorder.fake_mode.shape_env
+    if env is not None and (found := env.found()):
+        module.meta[FOUND] = found
     return module
 
 

@@ -17,7 +17,7 @@ from aotautograd.events import tell_other_sizes
 from aotautograd.schemas import Compiled, Compiler
 from primtorch import forks
 from primtorch.frozen import record
-from primtorch.symbolic import ShapeEnv, ShapeGuard, expr_of, float_expr_of
+from primtorch.symbolic import ShapeEnv, ShapeGuard, TakenForGranted, expr_of, float_expr_of
 
 MadeT = TypeVar("MadeT")
 Sizes = Mapping[str, int | float]
@@ -46,7 +46,8 @@ class Taken:
 
     def __init__(self, env: ShapeEnv | None) -> None:
         self.env = env
-        self.guards, self.values = env.taken if env is not None else ((), {})
+        known = env.taken if env is not None else TakenForGranted((), (), {})
+        self.guards, self.facts, self.values = known
 
     def hints(self) -> Sizes:
         """Values of the symbols for which it was prepared."""
@@ -80,7 +81,7 @@ class ForSizes(Generic[MadeT]):
             if self.made:
                 tell_other_sizes(self.what, _first_broken(self.made[-1], self.env.with_derived(sizes)))
             known = tuple(self.taken.guards)
-            with self.env.trial(sizes, known) as asked:
+            with self.env.trial(sizes, known, self.taken.facts) as asked:
                 value = make()
             self.made = [*self.made[1 - MOST_SIZES :], _Made(tuple(asked[len(known) :]), dict(sizes), value)]
             return value

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.assumptions import ExampleValues, TriedValues
 from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
+from aotautograd.inputs import sizes_of
 from aotautograd.passes import is_random
 from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
 from aotautograd.unseen_writes import UnseenWrites
@@ -31,7 +32,7 @@ from primtorch.higher_order import HigherOrder
 from primtorch.nodes import new_node
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expr_of, materialize
+from primtorch.symbolic import depends_on_data, expr_of, materialize
 
 aten = torch.ops.aten
 
@@ -288,8 +289,8 @@ class Recorder(DispatchMode):
         if called.writes:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
         node = self._node(func, node_args, node_kwargs)
-        if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
-            return self._fix(node, self.values)
+        if self.fix_sizes and self.values is not None and any(map(depends_on_data, sizes_of(out))):
+            return self._fix(node, self.values)  # a size that it has in common with another's result is no new symbol
         self._attach(node, out)
         if len(self.symbols) != known_symbols:
             self._name_sizes(node)

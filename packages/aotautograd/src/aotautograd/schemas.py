@@ -57,6 +57,7 @@ Opset = Literal["prims", "core_aten"]
 
 # node.meta key: a `History`, or a `FunctionResult`, where the value's history is not the operators' that made it
 HISTORY = "history"
+FOUND = "found"  # of a joint graph: what its trace came to know of the data's numbers, where it did (`ShapeEnv.found`)
 UNSEEN = "unseen"  # of a joint graph: the user's lines of a write of which autograd recorded nothing
 STAND_IN = "stand_in"  # node.meta key of a node that a pass has taken out: the node of the same value
 REGION = "region"  # node.meta key of both halves of a region's call: its `RegionCall`

@@ -13,6 +13,7 @@ import torch
 
 from primtorch.arguments import Sizes, TensorLike
 from primtorch.spec import Size
+from primtorch.symbolic import depends_on_data
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -58,11 +59,6 @@ def _expressions(sizes: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-def depends_on_data(size: Size) -> bool:
-    """Whether the size has no value in the example."""
-    return isinstance(size, torch.SymInt) and node_of(size).hint is None
-
-
 def _weight(size: Size) -> int:
     """What a size counts as where layouts are compared and it depends on data: large, no 0 and no 1."""
     if isinstance(size, int):
@@ -89,15 +85,20 @@ def alike(a: Size, b: Size) -> bool:
     """Equality for layouts. The strides of a dimension of one element say nothing, and those of no elements neither,
     so that a size that depends on data may be taken for a larger one without a question to the data."""
     if depends_on_data(a) or depends_on_data(b):
-        return _weight(a) == _weight(b)
+        return _weight(a) == _weight(b) or _is_known(a == b)
     return bool(a == b)
 
 
 def _less(a: Size, b: Size) -> bool:
     """Order for layouts, as `alike`."""
     if depends_on_data(a) or depends_on_data(b):
-        return _weight(a) < _weight(b)
+        return _weight(a) < _weight(b) or _is_known(a < b)
     return bool(a < b)
+
+
+def _is_known(relation: object) -> bool:
+    """Whether it holds, by what is known of the sizes, in whatever data."""
+    return relation is True or (isinstance(relation, torch.SymBool) and node_of(relation).statically_known_true("", 0))
 
 
 def _all_equal(a: Sizes, b: Sizes) -> bool:
@@ -119,7 +120,7 @@ def at_least_one(size: Size) -> Size:
     """max(size, 1), kept simple where the size is known to be positive."""
     if type(size) is int:
         return size if size > 1 else 1
-    return size if isinstance(size, torch.SymInt) and node_of(size).hint is not None else torch.sym_max(size, 1)
+    return torch.sym_max(size, 1) if depends_on_data(size) else size
 
 
 @_memoised
@@ -407,14 +408,14 @@ def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
     covered: Size = 1
     for old_dim in range(len(shape) - 1, -1, -1):
         run = run * shape[old_dim]
-        ends = old_dim == 0 or (not _is_one(shape[old_dim - 1]) and strides[old_dim - 1] != run * base)
+        ends = old_dim == 0 or (not _is_one(shape[old_dim - 1]) and not alike(strides[old_dim - 1], run * base))
         if not ends:
             continue
-        while new_dim >= 0 and (_is_one(target[new_dim]) or covered < run):
+        while new_dim >= 0 and (_is_one(target[new_dim]) or _less(covered, run)):
             out[new_dim] = covered * base
             covered = covered * target[new_dim]
             new_dim -= 1
-        if covered is not run and covered != run:
+        if covered is not run and not alike(covered, run):
             return None
         if old_dim > 0:
             base = strides[old_dim - 1]

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.frozen import record
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, Index, dot
+from torchinductor.indexing import ONE, ZERO, Index, dot
 from torchinductor.ir import Load as LoadOp
 from torchinductor.ir import Recorder
 from torchinductor.ops import Fault, OpsHandler, StoreMode
@@ -116,11 +116,19 @@ class Masked(OpsHandler[int]):
         return self.ops.index_expr(expr, dtype)
 
     def indirect(self, value: int, size: IntExpr) -> IntExpr:
-        """Outside the mask what is computed may be no place at all; what is loaded is zero there."""
+        """Outside the mask what is computed may be no place at all; what is loaded is zero there. Where there are no
+        places, zero is none either: there nothing is looked up outside, and all that would be inside is at fault."""
         recorder = recorder_of(self.ops)
-        if recorder is None or (recorder.within(value, size) is None and not isinstance(recorder.ops[value], LoadOp)):
-            zero = self.ops.constant(0, torch.int64)
+        if recorder is not None and recorder.within(value, size) is not None:
+            return self.ops.indirect(value, size)
+        zero = self.ops.constant(0, torch.int64)
+        if recorder is None or not isinstance(recorder.ops[value], LoadOp):
             value = self.ops.apply("where", self.mask, value, zero)
+        if (size.as_int() or 0) < 1:
+            some = self.ops.apply("gt", self.ops.index_expr(size, torch.int64), zero)
+            value = self.require(value, some, Fault.INDEX)
+            self.mask = self.ops.apply("bitwise_and", self.mask, some)
+            size = size.maximum(ONE)
         return self.ops.indirect(value, size)
 
     def require(self, value: int, condition: int, fault: Fault) -> int:

@@ -40,7 +40,7 @@ def _ordered(
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check_between_passes(options)(lowered.operations)
     numbers = _Numbers(lowered)
-    operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
+    operations = _results_early(_live(lowered.operations, outputs, numbers), outputs, numbers)
     finished, early = _fused(operations, outputs, _Fusion(options, numbers, traits_of))
     live = LiveBytes(lowered, finished)
     late = _of_inputs_alone(lowered, operations, outputs, live)
@@ -110,6 +110,7 @@ class _Numbers:
         for place, operation in enumerate(lowered.operations):
             for name in self.given_by(operation):
                 self._told.setdefault(name, place)
+        self.returned = self._of(_symbols_in(tuple(lowered.outputs)))
         self._required = [self._of(condition.symbols()) for condition, _ in lowered.requirements]
 
     def given_by(self, operation: Operation) -> set[str]:
@@ -173,9 +174,10 @@ def check_between_passes(options: InductorOptions) -> Callable[[Iterable[Operati
     return verify_kernels if options.verify else lambda operations: None
 
 
-def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
-    """Without operations whose results nobody reads, and without loops of no iterations, which write nothing."""
-    wanted = set(outputs)
+def _live(operations: Sequence[Operation], outputs: set[str], numbers: _Numbers) -> list[Operation]:
+    """Without operations whose results nobody reads, which give no number that anything needs, and without loops of no
+    iterations, which write nothing."""
+    wanted = outputs | numbers.returned
     kept: list[Operation] = []
     for operation in reversed(operations):
         if isinstance(operation, Kernel) and any(a.size.as_int() == 0 and not a.inner for a in operation.axes):
@@ -184,9 +186,9 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
             isinstance(operation, ExternCall)
             and (_draws(operation) or operation.effect or not any(o is not None for o in operation.outputs))
         )
-        if effect or writes_of(operation) & wanted:
+        if effect or (writes_of(operation) | numbers.given_by(operation)) & wanted:
             kept.append(operation)
-            wanted |= reads_of(operation)
+            wanted |= reads_of(operation) | numbers.needed_by(operation)
     return kept[::-1]
 
 

@@ -69,7 +69,8 @@ def symbolic_keys() -> torch._C.DispatchKeySet:
 
 def _or_torch(name: str, program: Callable[..., object]) -> Callable[..., object]:
     """The program, and torch's own for calls that it leaves."""
-    own = getattr(torch.ops.aten, name).default
+    operator, _, overload = name.partition(".")
+    own = getattr(getattr(torch.ops.aten, operator), overload or "default")
 
     def run(*args: object, **kwargs: object) -> object:
         found = program(*args, **kwargs)

@@ -126,9 +126,9 @@ def _is_framed(signal: Tensor, n_fft: int, hop: int, length: int, window: Tensor
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Any:
-    """Products of matrices, of three in the cheaper order."""
+    """Products of matrices, in the cheapest order."""
     ranks = [t.dim() for t in tensors]
-    if len(tensors) not in (2, 3) or any(r != 2 for r in ranks[1:-1]) or any(r not in (1, 2) for r in ranks):
+    if len(tensors) < 2 or any(r != 2 for r in ranks[1:-1]) or any(r not in (1, 2) for r in ranks):
         return NotImplemented
     first, last = tensors[0], tensors[-1]
     matrices = [first if ranks[0] == 2 else first.unsqueeze(0), *tensors[1:-1]]
@@ -141,10 +141,72 @@ def multi_dot(tensors: Sequence[Tensor]) -> Any:
 def _cheaper_order(matrices: Sequence[Tensor]) -> Tensor:
     if len(matrices) == 2:
         return matrices[0].mm(matrices[1])
+    if len(matrices) > 3:
+        return _cheapest_order(matrices)
     a, b, c = matrices
     from_left = a.shape[0] * b.shape[1] * (a.shape[1] + c.shape[1])
     from_right = b.shape[0] * c.shape[1] * (a.shape[0] + b.shape[1])
     return a.mm(b.mm(c)) if from_left > from_right else a.mm(b).mm(c)
+
+
+def _cheapest_order(matrices: Sequence[Tensor]) -> Tensor:
+    """Each span of factors is cut where its two parts and their product take the fewest multiplications; of equal cuts
+    the first. Which that is, is asked of the sizes."""
+    sides = [*(m.shape[0] for m in matrices), matrices[-1].shape[1]]
+    count = len(matrices)
+    costs: dict[tuple[int, int], Size] = {(i, i): 0 for i in range(count)}
+    cuts: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for first in range(count - length):
+            last, least = first + length, None
+            for cut in range(first, last):
+                product = sides[first] * sides[cut + 1] * sides[last + 1]
+                cost = costs[first, cut] + costs[cut + 1, last] + product
+                if least is None or cost < least:
+                    least, cuts[first, last] = cost, cut
+            assert least is not None
+            costs[first, last] = least
+
+    def multiplied(first: int, last: int) -> Tensor:
+        if first == last:
+            return matrices[first]
+        cut = cuts[first, last]
+        return multiplied(first, cut).mm(multiplied(cut + 1, last))
+
+    return multiplied(0, count - 1)
+
+
+def gradient(
+    x: Tensor,
+    *,
+    spacing: float | Sequence[float] | None = None,
+    dim: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> Any:
+    """Differences of neighbours along each dim, over the distance between them."""
+    rank = x.dim()
+    given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    if not rank or edge_order not in (1, 2) or any(not -rank <= d < rank for d in given):
+        return NotImplemented
+    dims = [d % rank for d in given]
+    steps = spacing if isinstance(spacing, Sequence) else [1 if spacing is None else spacing] * len(dims)
+    if len(set(dims)) != len(dims) or len(steps) != len(dims) or any(x.shape[d] <= edge_order for d in dims):
+        return NotImplemented
+    return [_differences(x, d, step, edge_order) for d, step in zip(dims, steps, strict=True)]
+
+
+def _differences(x: Tensor, dim: int, step: float, edge_order: int) -> Tensor:
+    def part(start: int, end: int | None = None) -> Tensor:
+        found: Tensor = aten.slice.Tensor(x, dim, start, end)
+        return found
+
+    inner = (part(2) - part(0, -2)) / step / 2
+    if edge_order == 1:
+        first, last = (part(1, 2) - part(0, 1)) / step, (part(-1) - part(-2, -1)) / step
+    else:  # by the parabola through the three elements at the end
+        first = (-1.5 * part(0, 1) + 2 * part(1, 2) - 0.5 * part(2, 3)) / step
+        last = (0.5 * part(-3, -2) - 2 * part(-2, -1) + 1.5 * part(-1)) / step
+    return torch.cat([first, inner, last], dim)
 
 
 PROGRAMS: Final[dict[str, Callable[..., object]]] = {
@@ -154,5 +216,10 @@ PROGRAMS: Final[dict[str, Callable[..., object]]] = {
     "unsafe_chunk": unsafe_chunk,
     "stft": stft,
     "linalg_multi_dot": multi_dot,
+    "gradient.scalarint": gradient,
+    "gradient.scalararray": gradient,
+    "gradient.array": gradient,
+    "gradient.scalarrayint": gradient,
+    "gradient.scalarrayarray": gradient,
 }
 """By overload. NotImplemented of one: torch's own program sees to the call."""

@@ -17,7 +17,6 @@ from primtorch.families import Family, Trait
 from primtorch.layout import (
     broadcast,
     contiguous_strides,
-    depends_on_data,
     iterator_strides,
     product,
     same_shape,
@@ -27,6 +26,7 @@ from primtorch.operators.refusals import refuse
 from primtorch.prims.indexing import indexed_shape
 from primtorch.samples import call, integers, listed, reals, truths
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import depends_on_data
 
 OP = Family("advanced_indexing")
 OP.trait(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -11,9 +13,10 @@ from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Refusal, Rule, Trait
+from primtorch.layout import suggests_channels_last
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.taps import Positions, positions, tapped
-from primtorch.operators.window import by_rows, equal_windows, laid_out, repeated, times
+from primtorch.operators.window import by_rows, equal_windows, laid_out, repeated
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
 
@@ -295,34 +298,107 @@ _FILTERS: dict[str, tuple[float, Callable[[Value], Value]]] = {
 }
 
 
-def _antialiasing(
-    b: Builder, size: Size, out: Size, align_corners: bool, scale: float | None, name: str, like: Value
-) -> Value:
-    """(out, size) matrix: a filter stretched by the scale where the image shrinks, each row summing to 1."""
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    """A dim resampled by a filter, which is stretched by the scale where the image shrinks. Each place has the elements
+    of a window, and none beside it: what lies there may be infinite."""
+
+    size: Size
+    out: Size
+    ratio: float
+    reach: float
+    kernel: Callable[[Value], Value]
+
+    @property
+    def stretch(self) -> float:
+        return max(self.ratio, 1.0)
+
+    @property
+    def support(self) -> float:
+        return self.reach * self.stretch
+
+    def window(self, place: Value) -> tuple[Value, Value, Value]:
+        """Of places, as whole numbers: the centre, the first element, and where the elements end."""
+        centre = (place + 0.5) * self.ratio
+        first = (centre - self.support + 0.5).map(prims.trunc).maximum(0.0)
+        return centre, first, (centre + self.support + 0.5).map(prims.trunc).minimum(float(self.size))
+
+    def weight(self, element: Value, centre: Value) -> Value:
+        """Before a place's weights are divided by their sum."""
+        return self.kernel(((element - centre + 0.5) * (1.0 / self.stretch)).map(prims.abs))
+
+    def windows(self, b: Builder, like: Value) -> tuple[Value, Value, Value]:
+        """Of each element of each place's window: the element, which is always one that there is, whether the window
+        has it, and the weight, all (length of the longest, out)."""
+        place = b.iota(self.out, like.device).to(like.dtype).unsqueeze(0)
+        number = b.iota(2 * math.ceil(self.support) + 1, like.device).to(like.dtype).unsqueeze(1)
+        centre, first, stop = self.window(place)
+        element = first + number
+        inside = element < stop
+        weight = b.where(inside, self.weight(element, centre), 0.0)
+        return element.to(torch.int64).minimum(self.size - 1), inside, weight
+
+    def filtered(self, b: Builder, x: Value, dim: int) -> Value:
+        """`x` with this dim resampled."""
+        element, inside, weight = self.windows(b, x)
+        return _window_sum(b, x, dim, element, inside, weight / weight.sum((0,), True))
+
+    def gradient(self, b: Builder, g: Value, dim: int) -> Value:
+        """That of what was resampled: of each element, from the places whose windows have it."""
+        total = self.windows(b, g)[2].sum((0,))
+        element = b.iota(self.size, g.device).to(g.dtype).unsqueeze(0)
+        # Their centres are at most the support away. (A place that rounding leaves out has no weight.)
+        most = self.out if self.ratio == 0 else min(math.floor(2 * self.support / self.ratio + 1e-6) + 1, self.out)
+        place = b.iota(most, g.device).to(g.dtype).unsqueeze(1)
+        if self.ratio:
+            nearest = ((element + (0.5 - self.support)) / self.ratio - 0.5).map(prims.ceil)
+            place = nearest.maximum(0.0).minimum(float(self.out - most)) + place
+        else:
+            place = place + element * 0.0
+        centre, first, stop = self.window(place)
+        inside = (element >= first) & (element < stop)
+        own = place.to(torch.int64)
+        weight = b.where(inside, self.weight(element, centre), 0.0) / b.emit(prims.index, total, (own,), False)
+        return _window_sum(b, g, dim, own, inside, weight)
+
+
+def _window_sum(b: Builder, x: Value, dim: int, place: Value, inside: Value, weight: Value) -> Value:
+    """Along a dim: the sum of what lies at (n, rows) places, times its weights, where it is inside."""
+    beside = range(2, 1 + x.rank - dim)
+    # Whatever is read at places is computed once, and not for each element of an image.
+    weight = b.emit(prims.index, weight, (b.iota(weight.shape[0], x.device),), False).transpose(0, 1)
+    place, inside = place.transpose(0, 1), inside.transpose(0, 1)
+    taken = b.emit(prims.index, x, (*(None,) * dim, place), False) * weight.unsqueeze(*beside)
+    return b.where(inside.unsqueeze(*beside), taken, 0).sum((dim + 1,))
+
+
+def _filters(
+    name: str, spatial: Sequence[Size], out: Sequence[Size], align_corners: bool, scales: Sequence[float | None]
+) -> list[_Filtered]:
+    """Of each spatial dim."""
     reach, kernel = _FILTERS[name]
-    ratio = _ratio(size, out, align_corners, scale)
-    stretch = max(ratio, 1.0)
-    support = reach * stretch
-    centre = (b.iota(out, like.device).to(like.dtype) + 0.5) * ratio
-    first = (centre - support + 0.5).map(prims.trunc).maximum(0.0)
-    stop = (centre + support + 0.5).map(prims.trunc).minimum(float(size))
-    j = b.iota(size, like.device).to(like.dtype).unsqueeze(0)
-    distance = ((j - centre.unsqueeze(1) + 0.5) * (1.0 / stretch)).map(prims.abs)
-    inside = (j >= first.unsqueeze(1)) & (j < stop.unsqueeze(1))
-    weights = b.where(inside, kernel(distance), 0.0)
-    return weights / weights.sum((1,), True)
+    given = zip(spatial, out, scales or (None,) * len(spatial), strict=True)
+    return [_Filtered(n, m, float(_ratio(n, m, align_corners, scale)), reach, kernel) for n, m, scale in given]
+
+
+def _along_both(x: Value, rows_first: bool, along: Callable[[Value, int, int], Value]) -> Value:
+    """An image resampled along both dims, by `along(image, 0 or 1, the image's dim)`. What lies beside each other in
+    memory is added up as a whole: channels where they do, else rows; so the columns' turn comes where the image is
+    smallest."""
+    turns = (0, 1) if rows_first else (1, 0)
+    if not suggests_channels_last(x.shape, x.spec.strides):
+        return reduce(lambda x, d: along(x, d, 2 + d), turns, x)
+    return reduce(lambda x, d: along(x, d, 1 + d), turns, x.permute((0, 2, 3, 1))).permute((0, 3, 1, 2))
 
 
 def _antialiased(name: str) -> Rule:
     def rule(b: Builder, x: Value, output_size: Sequence[Size], align_corners: bool, *scales: float | None) -> Value:
         refuse_bytes(x)
-        out = x.compute()
-        for d in (1, 0):
-            matrix = _antialiasing(
-                b, x.shape[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, out
-            )
-            out = times(b, out, 2 + d, matrix)
-        return out.to(x.dtype)
+        if all(map(same_size, x.shape[2:], output_size)):  # eager copies; its gradient is that of the filter
+            return x
+        filters = _filters(name, x.shape[2:], output_size, align_corners, scales)
+        wide, shrinks = x.compute(), filters[0].ratio > 1
+        return _along_both(wide, shrinks, lambda x, d, dim: filters[d].filtered(b, x, dim)).to(x.dtype)
 
     return rule
 
@@ -336,13 +412,9 @@ def _antialiased_backward(name: str) -> Rule:
         align_corners: bool,
         *scales: float | None,
     ) -> Value:
-        g = grad.compute()
-        for d in (0, 1):
-            matrix = _antialiasing(
-                b, input_size[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, g
-            )
-            g = times(b, g, 2 + d, matrix.transpose(0, 1))
-        return g.to(grad.dtype)
+        filters = _filters(name, input_size[2:], output_size, align_corners, scales)
+        wide, grows = grad.compute(), filters[0].ratio > 1
+        return _along_both(wide, not grows, lambda g, d, dim: filters[d].gradient(b, g, dim)).to(grad.dtype)
 
     return rule
 

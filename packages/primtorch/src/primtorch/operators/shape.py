@@ -43,8 +43,18 @@ OP.trait(Trait.TYPE_ERROR_OUT, "_chunk_cat cat stack")
 OP.trait(Trait.SHARES_NOTHING, "cat")
 
 
-@OP.formula("select_backward", "slice_backward", "diagonal_backward", "unfold_backward")
+@OP.formula("select_backward", "diagonal_backward", "unfold_backward")
 def _select_backward(grad: TensorLike, input_sizes: Sequence[Size], *args: object) -> TensorSpec:
+    return contiguous(grad, input_sizes)
+
+
+@OP.formula("slice_backward")
+def _slice_backward(
+    grad: TensorLike, input_sizes: Sequence[Size], dim: int, start: Size | None, end: Size | None, step: int
+) -> TensorSpec:
+    part, at = list(input_sizes), wrap_dim(dim, len(input_sizes))
+    part[at] = slice_bounds(part[at], start, end, step)[1]
+    _check_part(grad, part)  # where only the data tells how much is left, the gradient tells it
     return contiguous(grad, input_sizes)
 
 

@@ -12,14 +12,14 @@ from primtorch import prims
 from primtorch.arguments import Dims, Sizes, TensorLike
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Trait
-from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
+from primtorch.layout import alike, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
 from primtorch.operators.refusals import refuse
 from primtorch.operators.written_parts import part_of
 from primtorch.promotion import real_of
 from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expected, settled
+from primtorch.symbolic import depends_on_data, expected, settled
 
 aten = torch.ops.aten
 OP = Family("view")
@@ -323,7 +323,7 @@ def slice_bound(place: Size | None, size: Size, default: Size) -> Size:
     if depends_on_data(place) or depends_on_data(size):
         least: Size = torch.sym_min(place, size)
         return least
-    return size if place >= size else place
+    return size if place > size else place  # asked as the formula asks it: equality is one of its two cases
 
 
 _NO_END = 2**63 - 1

@@ -30,7 +30,7 @@ from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expr_of, hint_of, shape_env_of
+from primtorch.symbolic import expr_of, shape_env_of
 
 OP = Family("window")
 
@@ -507,30 +507,6 @@ OP.refuses("avg_pool3d")(_refuse_avg_pool(3))
 OP.rule("avg_pool3d")(lower_avg_pool(3))
 OP.rule("avg_pool2d_backward")(_lower_avg_pool_backward(2))
 OP.rule("avg_pool3d_backward")(_lower_avg_pool_backward(3))
-
-
-_UNKNOWN = 1 << 20  # what a stride that depends on data is taken for
-
-
-def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
-    """Multiply dimension `dim` (size n) by a matrix (m, n), with x read in the order in which it lies in memory."""
-    order = _in_memory(x)
-    place = order.index(dim)
-    laid = x.permute(order)
-    outer, inner = laid.shape[:place], laid.shape[place + 1 :]
-    if inner:
-        left = matrix.unsqueeze(0).expand((product(outer), *matrix.shape))
-        out = b.emit(prims.bmm, left, laid.reshape((product(outer), x.shape[dim], product(inner))))
-    else:
-        out = b.emit(prims.mm, laid.reshape((product(outer), x.shape[dim])), matrix.transpose(0, 1))
-    out = out.reshape((*outer, matrix.shape[0], *inner))
-    return out.permute([order.index(d) for d in range(x.rank)])
-
-
-def _in_memory(x: Value) -> list[int]:
-    """The dims from the outermost to the innermost, as the strides say, or those of the example."""
-    strides = [hint_of(stride, _UNKNOWN) for stride in x.spec.strides]
-    return sorted(range(x.rank), key=lambda d: -strides[d])
 
 
 # --- unpooling -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from primtorch.symbolic.learnt import Given, Learnt, Mark, learn, learnt_since, 
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
 from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS, UNARY_OPS
-from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo
+from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo, TakenForGranted
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ShapeGuard",
     "SymNode",
     "SymbolInfo",
+    "TakenForGranted",
     "Truth",
     "bound",
     "constant",
@@ -127,10 +128,8 @@ def text_of(number: object) -> str:
 
 
 def depends_on_data(number: object) -> bool:
-    """Whether a number is one that only the data tells, or is computed from one."""
-    if isinstance(number, torch.SymInt):
-        return node_of(number).env.hint(expr_of(number)) is None
-    return isinstance(number, torch.SymFloat) and node_of(number).hint is None
+    """Whether a number is one that only the data tells, or is computed from one, and has not come to be known since."""
+    return isinstance(number, (torch.SymInt, torch.SymFloat)) and node_of(number).hint is None
 
 
 def shape_env_of(size: int | torch.SymInt | torch.SymFloat) -> ShapeEnv | None:

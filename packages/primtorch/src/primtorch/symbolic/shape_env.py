@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -65,6 +65,14 @@ class ShapeGuard:
         return f"{self.expr}{where}"
 
 
+class TakenForGranted(NamedTuple):
+    """What a trial takes for granted: guards, what it has found of the data's numbers, and the values of symbols."""
+
+    guards: Sequence[ShapeGuard]
+    facts: Sequence[ShapeGuard]
+    values: Mapping[str, int | float]
+
+
 def _no_frames() -> tuple[UserFrame, ...]:
     return ()
 
@@ -81,6 +89,8 @@ class ShapeEnv:
         self.symbols: dict[str, SymbolInfo] = {}
         self.shows_numbers = False
         """Whether the text of a symbolic number is its value, guarded from then on, as it is where a program asks."""
+        self.in_formulas = False
+        """Whether the questions of torch's C++ are those of its formulas of derivatives."""
         self.guards: list[ShapeGuard] = []
         self.assumptions: list[ShapeGuard] = []
         """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""
@@ -118,6 +128,15 @@ class ShapeEnv:
             yield
         finally:
             self.user_frame = before
+
+    @contextlib.contextmanager
+    def formulas(self) -> Iterator[None]:
+        """A block in which derivatives are made by torch's formulas."""
+        before, self.in_formulas = self.in_formulas, True
+        try:
+            yield
+        finally:
+            self.in_formulas = before
 
     def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
         """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""
@@ -259,7 +278,12 @@ class ShapeEnv:
 
     # what is taken for granted of one thing that is made ---------------------------------------------------------
     @contextlib.contextmanager
-    def trial(self, values: Mapping[str, int | float], known: Sequence[ShapeGuard] = ()) -> Iterator[list[ShapeGuard]]:
+    def trial(
+        self,
+        values: Mapping[str, int | float],
+        known: Sequence[ShapeGuard] = (),
+        facts: Sequence[ShapeGuard] = (),
+    ) -> Iterator[list[ShapeGuard]]:
         """A block whose guards hold for what is made in it alone: behind it the environment knows what it knew before.
 
         Yields the guards: `known`, then those that are asked, which whoever uses what was made has to check. Symbols
@@ -268,6 +292,7 @@ class ShapeEnv:
         Args:
             values: of the symbols, where they are others than the example's or than those of a trial around this one.
             known: what holds already, as an earlier block asked it.
+            facts: what that block has found of the data's numbers.
         """
         with self._trials:
             self._before.append((threading.get_ident(), {name: getattr(self, name) for name in _KNOWLEDGE}))
@@ -276,6 +301,10 @@ class ShapeEnv:
             self.guards, self._values = [], {}
             for guard in known:
                 self.assume(guard.expr, self.guards)
+            held = {fact.expr for fact in self.assumptions}
+            for fact in facts:
+                if fact.expr not in held:
+                    self.assume(fact.expr, self.assumptions)
             self._values = self.with_derived({**self._before[-1][1]["_values"], **values})
             try:
                 yield self.guards
@@ -295,9 +324,10 @@ class ShapeEnv:
             self._before.clear()
 
     @property
-    def taken(self) -> tuple[Sequence[ShapeGuard], Mapping[str, int | float]]:
-        """The guards of the trial that this is within, of which more may come, and the values there; none outside."""
-        return (self.guards, self._values) if self._values else ((), {})
+    def taken(self) -> TakenForGranted:
+        """What the trial that this is within takes for granted, of which more may come; nothing outside."""
+        here = (self.guards, self.assumptions, self._values)
+        return TakenForGranted(*here) if self._before else TakenForGranted((), (), {})
 
     def with_derived(self, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """Values of symbols, with those of the symbols that follow from them."""
@@ -317,10 +347,16 @@ class ShapeEnv:
         """Whether symbols have other values than the example's: those of the trial that this is within."""
         return bool(self._values)
 
-    def now(self, expr: Expr, hint: int | float | bool | None) -> int | float | bool | None:
-        """What a value of the example, `hint`, is for the sizes of the trial; None where it depends on data."""
-        found = None if hint is None else self.hint(expr)
+    def now(self, expr: Expr, hint: int | float | bool) -> int | float | bool:
+        """What a value of the example, `hint`, is for the sizes of the trial."""
+        found = self.hint(expr)
         return hint if found is None else found
+
+    def come_to(self, expr: Expr) -> int | float | bool | None:
+        """The value of what was made of data, where it has come to be known in terms of what the example has."""
+        if not self._substitutions or isinstance(expr, FloatExpr):
+            return None
+        return self.hint(expr.substitute(self._substitutions))
 
     # what follows from what is known --------------------------------------------------------------------------
     def simplify(self, expr: IntExpr) -> IntExpr:
@@ -331,6 +367,14 @@ class ShapeEnv:
         if found is None:
             found = self._simplified[expr] = expr.substitute(self._substitutions)
         return found
+
+    def found(self) -> dict[Atom, IntExpr]:
+        """What is known by now of numbers that only the data tells, and of what is computed from such."""
+        known = self._substitutions.items()
+        return {atom: value for atom, value in known if self._of_data(atom_expr(atom))}
+
+    def _of_data(self, expr: IntExpr | BoolExpr) -> bool:
+        return not all(self.symbols[name].backed for name in expr.symbols())
 
     def multiples(self) -> frozenset[tuple[IntExpr, IntExpr]]:
         """(expression, what it is known to be a whole number of times)."""
@@ -481,6 +525,8 @@ class ShapeEnv:
             )
         if self._values:
             hint = bool(self.now(expr, hint))
+        if self._of_data(expr):  # known in terms of others
+            expr = expr.substitute(self._substitutions)
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
 
@@ -558,23 +604,30 @@ class ShapeEnv:
     def _learn_at_least_zero(self, bound: IntExpr) -> None:
         offset = bound.terms.get((), 0)
         rest = bound - constant(offset)
-        self._lower[rest] = max(self._lower.get(rest, -offset), -offset)
-        if len(rest.terms) != 1:
-            return
-        ((monomial, coefficient),) = rest.terms.items()
-        if len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            name = monomial[0].key
-            low, high = self._ranges[name]
-            if coefficient > 0:
-                limit = -(offset // coefficient)
-                self._ranges[name] = (limit if low is None else max(low, limit), high)
-            else:
-                limit = offset // -coefficient
-                self._ranges[name] = (low, limit if high is None else min(high, limit))
+        self._lower[rest] = least = max(self._lower.get(rest, -offset), -offset)
+        if len(rest.terms) == 1:
+            ((monomial, coefficient),) = rest.terms.items()
+            if len(monomial) == 1 and isinstance(monomial[0], Symbol):
+                self._bound_symbol(monomial[0].key, coefficient, offset)
+        if self._known_at_least_zero(constant(least) - rest):  # it is no more, either
+            self._learn_zero(rest - constant(least))
+
+    def _bound_symbol(self, name: str, coefficient: int, offset: int) -> None:
+        low, high = self._ranges[name]
+        if coefficient > 0:
+            limit = -(offset // coefficient)
+            self._ranges[name] = (limit if low is None else max(low, limit), high)
+        else:
+            limit = offset // -coefficient
+            self._ranges[name] = (low, limit if high is None else min(high, limit))
 
     def _learn_zero(self, difference: IntExpr) -> None:
-        self._zero.add(zero_form(difference))
-        solved = self._solve(difference)
+        form = zero_form(difference)
+        self._zero.add(form)
+        for atom in min(form.terms, key=len):  # what is surely positive and a factor of all
+            if (self._atom_range(atom)[0] or 0) > 0 and all(atom in monomial for monomial in form.terms):
+                form = form // atom_expr(atom)
+        solved = self._solve(form)
         if solved is None:
             return
         atom, value = solved
@@ -592,12 +645,13 @@ class ShapeEnv:
             facts.append(constant(high) - value)
         self._lower = {}
         for fact in facts:
-            bound = fact.substitute(step)
+            bound = self.simplify(fact)
             if bound.as_int() is None:
                 self._learn_at_least_zero(bound)
 
     def _solve(self, difference: IntExpr) -> tuple[Atom, IntExpr] | None:
-        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once."""
+        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once, before all of
+        them those that only the data tells."""
         best: tuple[tuple[bool, bool, int], Atom, int] | None = None
         for monomial, coefficient in difference.terms.items():
             if len(monomial) != 1:
@@ -611,7 +665,13 @@ class ShapeEnv:
                 info = self.symbols[atom.key]
                 if info.name in self.definitions and rest.as_int() is None:  # graphs and guards read it as it is
                     continue
+                if info.backed and self._of_data(rest):  # what an input gives is not read of the data
+                    continue
                 rank = (True, not info.backed, int(info.name[1:]))
+            elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and not self._of_data(rest):
+                rank = (True, True, -1)  # not what the example has in terms of what only the data tells
+            elif abs(coefficient) == 1 and self._of_data(atom_expr(atom)) and rest.substitute({atom: rest}) == rest:
+                rank = (False, False, -1)  # `min(1, u0)` of a size of `u0 - min(1, u0)`
             elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
                 rank = (False, False, 0)
             else:

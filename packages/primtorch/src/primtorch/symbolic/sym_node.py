@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -45,8 +45,16 @@ class SymNode:
 
     @property
     def hint(self) -> int | bool | float | None:
-        """The value in the example or, within a trial, for the sizes of the trial; None where it depends on data."""
+        """The value in the example or, within a trial, for the sizes of the trial; None where it depends on data that
+        nothing is known of."""
+        if self._example is None:
+            return self.env.come_to(self.expr)
         return self.env.now(self.expr, self._example) if self.env.on_trial else self._example
+
+    @property
+    def of_data(self) -> bool:
+        """Whether it was made of what only the data tells, whatever has come to be known of that since."""
+        return self._example is None
 
     # kind -----------------------------------------------------------------------------------------------------
     def is_int(self) -> bool:
@@ -156,7 +164,7 @@ class SymNode:
     def _polynomial(self, op: Callable[..., IntExpr], of_floats: Text, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return self._made(op(a, b), _both(op, self.hint, other.hint))
+            return self._made(op(a, b), _both(op, self, other))
         return self._float(of_floats, other)
 
     def _settled(
@@ -165,7 +173,7 @@ class SymNode:
         if self.is_float() or other.is_float():
             return self._float(of_floats, other)
         a, b = self.env.simplify(self._int()), self.env.simplify(other._int())
-        return self._made(make(a, b), _both(op, self.hint, other.hint))
+        return self._made(make(a, b), _both(op, self, other))
 
     def add(self, other: SymNode) -> SymNode:
         """`self + other`, a polynomial of integers, else a derived float."""
@@ -181,7 +189,7 @@ class SymNode:
 
     def neg(self) -> SymNode:
         """`-self`"""
-        hint = None if self.hint is None else -self.hint
+        hint = None if self.of_data else -self.hint  # type: ignore[operator]  # there is one
         if isinstance(self.expr, IntExpr):
             return SymNode(-self.expr, hint, self.env)
         return self._define("fneg", self._as_float())
@@ -197,7 +205,7 @@ class SymNode:
     def int_floordiv(self, other: SymNode) -> SymNode:
         """`self // other` of integers, toward minus infinity."""
         a, b = self.env.simplify(self._int()), self.env.simplify(other._int())
-        return self._made(self.env.floordiv(a, b), _both(operator.floordiv, self.hint, other.hint))
+        return self._made(self.env.floordiv(a, b), _both(operator.floordiv, self, other))
 
     floordiv = int_floordiv
 
@@ -223,7 +231,7 @@ class SymNode:
     def pow_by_natural(self, other: SymNode) -> SymNode:
         """`self ** other` of integers; the exponent is guarded to be the example's."""
         exponent = self.env.specialize(other._int(), other._hint_int())
-        return self._made(self._int() ** exponent, None if self.hint is None else int(self.hint) ** exponent)
+        return self._made(self._int() ** exponent, None if self.of_data else int(self.hint) ** exponent)  # type: ignore[arg-type]  # there is one
 
     def pow(self, other: SymNode) -> SymNode:
         """`self ** other`: an integer where the exponent is a known natural number, else a float."""
@@ -300,11 +308,11 @@ class SymNode:
     def _relation(self, op: Text, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
-            return SymNode(relate(op, a, b), _both(COMPARE[op], self.hint, other.hint), self.env)
+            return SymNode(relate(op, a, b), _both(COMPARE[op], self, other), self.env)
         if self.is_bool() and other.is_bool():
             return self.wrap_bool(COMPARE[op](self.bool_(), other.bool_()))
         relation = FloatRelation(op, self._as_float(), other._as_float())
-        return SymNode(relation, _both(COMPARE[op], self.hint, other.hint), self.env)
+        return SymNode(relation, _both(COMPARE[op], self, other), self.env)
 
     def eq(self, other: SymNode) -> SymNode:
         """`self == other`; a ragged length answers for itself."""
@@ -337,12 +345,12 @@ class SymNode:
 
     def sym_and(self, other: SymNode) -> SymNode:
         """`self and other` of truth values, without a guard."""
-        hint = _both(lambda a, b: a and b, self.hint, other.hint)
+        hint = _both(lambda a, b: a and b, self, other)
         return SymNode(connect("and", self._truth(), other._truth()), hint, self.env)
 
     def sym_or(self, other: SymNode) -> SymNode:
         """`self or other` of truth values, without a guard."""
-        hint = _both(lambda a, b: a or b, self.hint, other.hint)
+        hint = _both(lambda a, b: a or b, self, other)
         return SymNode(connect("or", self._truth(), other._truth()), hint, self.env)
 
     and_ = sym_and
@@ -350,7 +358,7 @@ class SymNode:
 
     def sym_not(self) -> SymNode:
         """`not self` of a truth value, without a guard."""
-        return SymNode(self._truth().negated(), None if self.hint is None else not self.hint, self.env)
+        return SymNode(self._truth().negated(), None if self.of_data else not self.hint, self.env)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
         """`then` or `otherwise`: the condition is guarded."""
@@ -366,7 +374,12 @@ class SymNode:
         return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
 
     def guard_bool(self, file: Text, line: int) -> bool:
-        """The same; the place in C++ is not noted."""
+        """The same; the place in C++ is not noted. A formula of a derivative gives its gradient as it is where there is
+        no element, or but one: of a number that only the data tells it takes the long way, which comes to the same."""
+        if self.env.in_formulas and self.hint is None and isinstance(self.expr, Relation):
+            asks_for_few = (self.expr.op, self.expr.right.as_int()) in (("eq", 0), ("eq", 1), ("le", 1))
+            if asks_for_few and self.env.decide(self.expr) is None:
+                return False
         return self.bool_()
 
     def guard_int(self, file: Text, line: int) -> int:
@@ -474,8 +487,9 @@ class SymNode:
         return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).bool_()))
 
 
-def _both(fn: object, a: object, b: object) -> int | None:
-    return None if a is None or b is None else fn(a, b)  # type: ignore[operator, no-any-return]
+def _both(fn: Callable[..., Any], a: SymNode, b: SymNode) -> Any:
+    """The example's value of what is computed from both; None where one was made of data."""
+    return None if a.of_data or b.of_data else fn(a.hint, b.hint)
 
 
 def _in_order(node: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]) -> bool:

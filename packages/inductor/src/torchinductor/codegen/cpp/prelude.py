@@ -38,6 +38,13 @@ _TYPES = """\
 typedef long i64; typedef unsigned long u64; typedef int i32; typedef unsigned int u32;
 typedef short i16; typedef unsigned short u16; typedef signed char i8; typedef unsigned char u8;
 #define INLINE static inline __attribute__((always_inline))
+// Memory that g++ sees to be aligned within a function's frame. It aligns a frame as what it sees of accesses needs it,
+// and does not see those by a register that an array's address was copied to: these would fault where they are aligned.
+#if defined(__x86_64__) && !defined(__clang__)
+#define ALIGNED_FRAME alignas(64) char frame; __asm__ volatile("" : : "m"(frame));
+#else
+#define ALIGNED_FRAME
+#endif
 """
 
 _FUNCTIONS = """\

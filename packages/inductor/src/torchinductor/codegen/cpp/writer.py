@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text, symbol_text
@@ -12,6 +13,8 @@ from torchinductor.codegen.naming import PLACEHOLDER
 from torchinductor.indexing import product
 from torchinductor.ir import Body, Indirect, Kernel, by_form
 from torchinductor.ops import Fault
+
+_DECLARES_ARRAY = re.compile(r"\s*(?:float|double|bool|[iu]\d+)\b.*\[").match  # values that are read are constants
 
 
 @by_form
@@ -42,9 +45,11 @@ def write(kernel: Kernel) -> str:
         stage.body.replay(handler)
         body += handler.text.write()
     indent = "  " * depth
+    inside = [*_rows(kernel, layout, names), *body]
+    if any(map(_DECLARES_ARRAY, inside)):
+        lines.insert(1, "  ALIGNED_FRAME")
     lines.append(f"{indent}{{")
-    lines += [f"{indent}  {line}" for line in _rows(kernel, layout, names)]
-    lines += [f"{indent}  {line}" for line in body]
+    lines += [f"{indent}  {line}" for line in inside]
     lines.append(f"{indent}}}")
     lines.append(f"  return {'bad' if checks else '0'};")
     lines.append("}")
