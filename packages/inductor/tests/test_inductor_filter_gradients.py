@@ -11,12 +11,12 @@ from filter_gradient_cases import CASES, LEFT, Case
 from interpreted import replies
 
 import primtorch
-from torchinductor import InductorOptions, compile_graph
+from torchinductor import InductorOptions, TritonBackend, begin_early, compile_graph
 from torchinductor.codegen.base import generated
 from torchinductor.cost import bytes_of
 from torchinductor.ir import FilterGradient, Kernel, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
-from torchinductor.source import planned_operations
+from torchinductor.source import on_device, planned_operations
 
 pytest.importorskip("triton")
 
@@ -60,6 +60,40 @@ def test_gradient_and_image_are_read_once_and_the_programs_sums_are_few() -> Non
     assert moved[0] == {sums: moved[1][sums], partial.gradient.buffer: gradient, partial.image.buffer: image}
     assert moved[1].keys() == {sums, *ends.writes} and moved[1][ends.writes[0]] == filters
     assert moved[0][sums] < 0.2 * (gradient + image)
+
+
+def begun_early(monkeypatch: pytest.MonkeyPatch, gm: torch.fx.GraphModule) -> list[str]:
+    """The texts that are handed to the builders of a joint graph's kernels before it is cut."""
+    begun: list[str] = []
+    monkeypatch.setattr(TritonBackend, "begin", lambda _, sources, options: begun.extend(s.text for s in sources))
+    assert begin_early(gm, InductorOptions(verify=True)) == len(begun)
+    return begun
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.sliced])
+def test_their_texts_are_known_before_what_stands_around_them_is_fused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(gradient: torch.Tensor, image: torch.Tensor, filters: torch.Tensor) -> list[torch.Tensor]:
+        """Twice what the case asks for, of operands that other kernels make."""
+        made = [case.program(gradient * k, image.sigmoid(), filters) for k in (2, 3)]
+        return [part * 2 for parts in made for part in parts]
+
+    case = CASES[name]
+    gm = on_device(primtorch.lower(primtorch.trace(program, *case.inputs())), torch.device("cuda"))
+    (text,) = begun_early(monkeypatch, gm)
+    written = [generated(o, InductorOptions()).text for o in planned_operations(gm) if isinstance(o, FilterGradient)]
+    assert written == [text, text]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_of_others_nothing_is_begun_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = primtorch.lower(primtorch.trace(LEFT[name].program, *LEFT[name].inputs()))
+    assert not begun_early(monkeypatch, on_device(gm, torch.device("cuda")))
+
+
+def test_a_device_that_builds_by_itself_begins_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not begun_early(monkeypatch, primtorch.lower(primtorch.trace(LARGE.program, *LARGE.inputs())))
 
 
 def test_a_device_without_the_design_asks_its_library() -> None:
