@@ -143,6 +143,8 @@ def test_requests_need_nothing_more_of_the_process_that_asked(tmp_path: Path) ->
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     stopped = subprocess.Popen([sys.executable, str(program), str(folder)], env={**os.environ, "PYTHONPATH": path})
     try:
+        # Else kernels that are ready before it stops would have it go on before, and stop for good.
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         end = time.monotonic() + SECONDS
         while len(list(folder.glob("*.json"))) < 4:
             assert time.monotonic() < end and stopped.poll() is None
