@@ -127,7 +127,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "ops", "indexing", "schemas", "cache"),
         ("ir", "events", "cuda_graphs"),
         ("lowering", "executor"),
-        ("ownership", "native", "cost", "layouts", "kept_rows"),
+        ("ownership", "native", "cost", "layouts", "kept_rows", "early"),
         ("scheduling", "parts", "convolutions"),
         ("codegen",),
         ("emit", "spliced", "source", "program_file"),

@@ -61,14 +61,15 @@ def partitioner_of(options: CompileOptions) -> Partitioner:
     return default_partition if options.partitioner == "default" else min_cut(options.memory_budget)
 
 
-def laid_out(partitioner: Partitioner, settings: torchinductor.InductorOptions) -> Partitioner:
-    """Chooses the values' order in memory for the whole program, then what to keep, and how that lies. Kernels that do
-    not depend on what is kept are begun meanwhile."""
+def laid_out(partitioner: Partitioner, settings: torchinductor.InductorOptions | None = None) -> Partitioner:
+    """Chooses the values' order in memory for the whole program, then what to keep, and how that lies. With `settings`,
+    kernels that do not depend on what is kept are begun meanwhile."""
 
     @functools.wraps(partitioner)
     def choose(joint: JointGraph) -> Partition:
         torchinductor.choose_layouts(joint.module)
-        torchinductor.begin_early(joint.module, settings)
+        if settings is not None:
+            torchinductor.begin_early(joint.module, settings)
         parts = partitioner(joint)
         names = parts.saved_placeholders
         placeholders = {n.name: n for n in parts.backward.graph.nodes if n.op == "placeholder"}
