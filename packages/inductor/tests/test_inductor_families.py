@@ -156,7 +156,7 @@ def test_marks() -> None:
         f"tl.load(p0{marked(-48, '<')} + (i0 * {marked(24)}){marked(-48, '>')}) * {marked_float(49.0, torch.float32)}"
     )
     assert plain(text) == "tl.load(p0 + (i0 * 24) + -48) * 49.0"
-    assert replaced(text, lambda mark: mark.named(["n"], 8)) == "tl.load(p0 + n + (i0 * n)) * n"
+    assert replaced(text, lambda mark: mark.named("n", 8)) == "tl.load(p0 + n + (i0 * n)) * n"
     assert [mark.likeness(16) for mark in marks_of(text)] == ["<-*16", "n*8", ">-*16", "f"]
     assert [mark.likeness(4) for mark in marks_of(text)] == ["<-*4", "n*4", ">-*4", "f"]
     assert marked_float(float("inf"), torch.float32) is None and marked_float(True, torch.float32) is None
@@ -166,7 +166,7 @@ def test_marks_of_divisions() -> None:
     """By what is no power of two; another way of dividing needs the quotient's name."""
     text = f"i0 = {marked_quotient('x', 24)}; i1 = {marked_remainder('x', 24, 'i0')}"
     assert plain(text) == "i0 = (x // (24)); i1 = (x % (24))"
-    assert replaced(text, lambda mark: mark.named(["n"], 8)) == "i0 = _over(x, n, 8); i1 = (x - i0 * n)"
+    assert replaced(text, lambda mark: mark.named("n", 8)) == "i0 = _over(x, n, 8); i1 = (x - i0 * n)"
     assert [mark.likeness(16) for mark in marks_of(text)] == ["/x*8", "%x i0"]
     assert marked_quotient("x", 32) == "(x // (32))" and marked_remainder("x", 32, "q") == "(x % (32))"
 

@@ -1,7 +1,7 @@
 """Kernels that differ in numbers alone become one kernel, which is given these numbers: it is compiled once.
 
-A network's layers are few forms at many sizes: of the 998 kernels of a DenseNet-121's training step, 729 are another
-one with other strides. What makes a kernel what it is stays in its family's key: its text but for the numbers, tiles,
+A network's layers are few forms at many sizes: of the 991 kernels of a DenseNet-121's training step, 794 are another
+one with other numbers. What makes a kernel what it is stays in its family's key: its text but for the numbers, tiles,
 threads, and of each number what the compiler makes use of (`Mark.likeness`: whether it is one, and the power of two
 that it is a multiple of, which says how wide loads and stores are). A number that all of a family have stays a constant
 of its text, and a kernel that is alone keeps all of its own. Which kernels a program has decides, so that another
@@ -69,15 +69,12 @@ def _as_one(members: Sequence[TritonSource]) -> list[TritonSource]:
     given: dict[int, Given] = {}
     for place, marks in enumerate(zip(*(marks_of(form.text) for form in forms), strict=True)):
         if len({mark.value for mark in marks}) > 1:
-            own: list[str] = []
-            for column in zip(*(mark.arguments(widest) for mark in marks), strict=True):
-                key = (column[0].kind, *(argument.cell for argument in column))
-                if key not in names:
-                    names[key] = f"{_NAMES.get(column[0].kind, 'f')}{len(names)}"
-                    columns.append(column)
-                own.append(names[key])
-            integral = marks[0].integral
-            given[place] = Given(tuple(own), min(mark.multiple(widest) for mark in marks) if integral else 1)
+            column = tuple(mark.argument(widest) for mark in marks)
+            key = (column[0].kind, *(argument.cell for argument in column))
+            if key not in names:
+                names[key] = f"{_NAMES.get(column[0].kind, 'f')}{len(names)}"
+                columns.append(column)
+            given[place] = Given(names[key], min(mark.multiple(widest) if mark.integral else 1 for mark in marks))
     if len(columns) > _MOST:
         return [replace(source, form=None) for source in members]
     arguments = [(name, str(kind)) for (kind, *_), name in names.items()]

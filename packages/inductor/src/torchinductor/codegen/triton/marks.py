@@ -2,7 +2,7 @@
 
 A size, a stride or a number of programs is one of the kernel's own numbers until `families` knows what other kernels of
 the program have in its place. What decides how the compiler makes the kernel is never marked: the sizes of tiles, short
-loops, what elements are divided by one by one.
+loops, what elements' positions are divided by, but for those of a line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -77,16 +77,15 @@ class Mark:
         number = int(self.value)
         return min(number & -number, widest)
 
-    def arguments(self, widest: int) -> tuple[Argument, ...]:
+    def argument(self, widest: int) -> Argument:
         """What stands for it. `widest`: elements of a kernel's widest load."""
         if not self.integral:
             of_float, of_bits = _PACKED[self.use]
-            return (Argument(_TYPES[self.use], struct.unpack(of_bits, struct.pack(of_float, self.value))[0]),)
-        number = int(self.value)
-        own = Argument("i32", number, self.multiple(widest))
-        if self.use != "/":
-            return (own,)
-        return (Argument("i64", reciprocal(number // own.multiple)),)  # as many positions in a row have one quotient
+            return Argument(_TYPES[self.use], struct.unpack(of_bits, struct.pack(of_float, self.value))[0])
+        number, multiple = int(self.value), self.multiple(widest)
+        if self.use == "/":  # as many positions in a row have one quotient
+            return Argument("i64", reciprocal(number // multiple))
+        return Argument("i32", number, multiple)
 
     def likeness(self, widest: int) -> str:
         """What numbers must have in common for one kernel to take either. What the compiler makes something better of
@@ -111,13 +110,13 @@ class Mark:
             return f"({self._names[0]} {'//' if self.use == '/' else '%'} ({self.value}))"
         return "" if self.use == "<" else f" + {self.text}" if self.use == ">" else self.text
 
-    def named(self, names: Sequence[str], multiple: int) -> str:
-        """Its text as arguments of these names, of which the number is a multiple of so much."""
+    def named(self, name: str, multiple: int) -> str:
+        """Its text as an argument of this name. `multiple`: what it is a multiple of, whatever it is."""
         if self.use == "/":
-            return f"_over({self._names[0]}, {names[0]}, {multiple})"
+            return f"_over({self._names[0]}, {name}, {multiple})"
         if self.use == "%":
-            return f"({self._names[0]} - {self._names[1]} * {names[0]})"
-        return f" + {names[0]}" if self.use == "<" else "" if self.use == ">" else names[0]
+            return f"({self._names[0]} - {self._names[1]} * {name})"
+        return f" + {name}" if self.use == "<" else "" if self.use == ">" else name
 
 
 def reciprocal(divisor: int) -> int:

@@ -46,9 +46,9 @@ class Form:
 
 @record
 class Given:
-    """The arguments that stand for a number, and the power of two that it is a multiple of."""
+    """The argument that stands for a number, and the power of two that it is a multiple of."""
 
-    names: tuple[str, ...]
+    name: str
     multiple: int
 
 
@@ -147,7 +147,7 @@ def written_out(
     """The name and the whole text of a form.
 
     Args:
-        given: arguments, by the places of the numbers (`marks_of(form.text)`) that they stand for.
+        given: by the places of the numbers (`marks_of(form.text)`) that have an argument.
         numbers: these arguments, and their types.
         divisors: their positions among the parameters, and what they are multiples of.
     """
@@ -161,8 +161,8 @@ def written_out(
             found = given.get(next(places))
             if found is None:
                 return mark.plain
-            own.update(dict.fromkeys(found.names))
-            return mark.named(found.names, found.multiple)
+            own[found.name] = None
+            return mark.named(found.name, found.multiple)
 
         return replaced(text, named)
 
