@@ -220,7 +220,8 @@ def resized(tree: Any, sizes: Mapping[int, int], swapped: bool) -> Any:
         return leaf(x)
 
     args, kwargs = tree
-    return tuple(numbers(x) for x in args), {name: numbers(x) for name, x in kwargs.items()}
+    checked = {"unsafe": False} if "unsafe" in kwargs else {}  # eager writes past its memory where segments do not fit
+    return tuple(numbers(x) for x in args), {name: numbers(x) for name, x in kwargs.items()} | checked
 
 
 def run(cases: Iterable[int], limit: int) -> Tally:
