@@ -36,7 +36,10 @@ pytestmark = [
 
 def forked() -> set[str]:
     """Processes, ended ones too, that are this one's: forks of it alone, and no compilers that wait for work."""
-    found = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found += (task / "children").read_text().split()
     own = Path("/proc/self/cmdline").read_bytes()
     return {pid for pid in found if Path(f"/proc/{pid}/cmdline").read_bytes() in (own, b"")}
 
