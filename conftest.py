@@ -42,8 +42,8 @@ def ambient_state_kept() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def marks_end_with_the_test() -> Iterator[None]:
-    """A module that a test has marked, and left as garbage, counts as marked until it is collected. No frame is kept for
-    other processes meanwhile, nor found: tests that look for one would depend on when that is."""
+    """A module that a test has marked, and left as garbage, counts as marked until it is collected. Meanwhile no frame
+    is kept for other processes, nor found: tests that look for one would depend on when that is."""
     before = set(map(id, _marked_objects()))
     yield
     for marked in [marked for marked in _marked_objects() if id(marked) not in before]:
