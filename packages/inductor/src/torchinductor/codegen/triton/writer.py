@@ -322,13 +322,9 @@ class _LoopWriter(Writer):
         handler.begin_loop()
         self._inner_tile("r0")
         handler.replay(position)
-        length = product(a.size for a in self.layout.r)
+        length, few = product(a.size for a in self.layout.r), _UNROLLED * self.layout.r_block
         size = index_text(length, use="c")
-        # Where loads of several iterations are under way, bodies are not repeated.
-        if (
-            self.layout.stages == 1
-            and (length.as_int() or _UNROLLED * self.layout.r_block + 1) <= _UNROLLED * self.layout.r_block
-        ):
+        if self.layout.stages == 1 and (length.as_int() or few + 1) <= few:
             size = plain(size)
         bounds = f"0, {size}, {self.layout.r_block}"
         ahead = f"tl.range({bounds}, num_stages={self.layout.stages})" if self.layout.stages > 1 else f"range({bounds})"
