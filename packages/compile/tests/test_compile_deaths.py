@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import proc_files  # tools/check
 import pytest
 import torch
 from planted_faults import FAULTS, Planted, death_by, is_named, minified, planted, says_again, shown_by
@@ -34,14 +35,10 @@ pytestmark = [
 ]
 
 
-def forked() -> set[str]:
+def forked() -> set[int]:
     """Processes, ended ones too, that are this one's: forks of it alone, and no compilers that wait for work."""
-    found: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
-            found += (task / "children").read_text().split()
-    own = Path("/proc/self/cmdline").read_bytes()
-    return {pid for pid in found if Path(f"/proc/{pid}/cmdline").read_bytes() in (own, b"")}
+    own = proc_files.said("self", "cmdline")
+    return {child for child in proc_files.children("self") if proc_files.said(child, "cmdline") in (own, "")}
 
 
 @pytest.fixture(autouse=True)

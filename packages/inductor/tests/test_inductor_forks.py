@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import proc_files  # tools/check
 import pytest
 import torch
 
@@ -119,7 +120,7 @@ def test_a_compiling_process_ends_with_the_one_that_asks_it_though_its_children_
         [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=SECONDS
     )
     server, end = int(done.stdout), time.monotonic() + 25
-    while Path(f"/proc/{server}").exists() and " Z " not in Path(f"/proc/{server}/stat").read_text():
+    while proc_files.running(server):
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -173,8 +174,7 @@ def test_requests_of_a_process_that_dies_or_is_ended_are_told(tmp_path: Path) ->
 
 def forks_of(process: int) -> set[int]:
     """The processes that one has started and that run."""
-    started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return {int(p) for p in started if " Z " not in Path(f"/proc/{p}/stat").read_text()}
+    return {child for child in proc_files.children(process) if proc_files.running(child)}
 
 
 def test_forks_serve_several_kernels_and_one_that_dies_takes_its_own_along() -> None:
