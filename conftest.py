@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import types
 from collections.abc import Iterator
 
 import pytest
@@ -38,21 +37,6 @@ def ambient_state_kept() -> Iterator[None]:
     if changed:
         told = (f"{name}: {then!r} before, {now!r} behind" for name, (then, now) in changed.items())
         pytest.fail("the test left ambient state changed:\n" + "\n".join(told), pytrace=False)
-
-
-@pytest.fixture(autouse=True)
-def marks_end_with_the_test() -> Iterator[None]:
-    """A module that a test has marked, and left as garbage, counts as marked until it is collected. Meanwhile no frame
-    is kept for other processes, nor found: tests that look for one would depend on when that is."""
-    before = set(map(id, _marked_objects()))
-    yield
-    for marked in [marked for marked in _marked_objects() if id(marked) not in before]:
-        del sys.modules["torchdynamo.marks"]._MARKS[marked]
-
-
-def _marked_objects() -> list[object]:
-    marks = sys.modules.get("torchdynamo.marks")
-    return [marked for marked in list(marks._MARKS) if type(marked) is not types.FunctionType] if marks else []
 
 
 @pytest.fixture(scope="module")

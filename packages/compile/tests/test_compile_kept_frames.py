@@ -261,6 +261,39 @@ def test_marks_of_the_process_are_heeded(folder: Path) -> None:
     assert torchdynamo.stats().found == 0 and torchdynamo.stats().graphs == 3  # the second is of another tensor
 
 
+def marked(*places: int, **how: Any) -> Change:
+    """The program with some of its layers marked; -1 is one that it does not have."""
+
+    def change(world: Any) -> None:
+        made = world.model
+
+        def model() -> nn.Module:
+            found = made()
+            world.elsewhere = nn.Tanh()
+            for place in places:
+                torchcompile.disable(found[place] if place >= 0 else world.elsewhere, **how)
+            return found
+
+        world.model = model
+
+    return change
+
+
+def test_marks_of_modules_are_told_of_the_frames_that_reach_them(folder: Path) -> None:
+    """Of these they have to be the same; no other frame is concerned."""
+    assert [run(folder, PLAIN), run(folder, PLAIN)] == [0, 1]
+    assert run(folder, PLAIN, marked(-1)) == 1, "no frame reaches it"
+    breaks = {"disabled"}
+    assert run(folder, PLAIN, marked(1), told=breaks) == 0
+    broken = len(torchdynamo.stats().breaks)
+    whole = run(folder, PLAIN, marked(1), told=breaks)
+    assert whole > 1 and len(torchdynamo.stats().breaks) == broken > 0, "the same again"
+    assert run(folder, PLAIN, marked(1, -1), told=breaks) == whole
+    assert run(folder, PLAIN, marked(2), told=breaks) == 0, "another one"
+    assert run(folder, PLAIN, marked(1, reason="slow"), told=breaks) == 0, "for another reason"
+    assert run(folder, PLAIN) == 1, "none"
+
+
 CLOSURES = """
 import torch
 NOTES = []

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
+from torch import nn
+
 from primtorch.frozen import record
 from torchdynamo import torch_compilers_marks
 
@@ -71,8 +73,14 @@ def put_mark(function: object, mark: Mark) -> None:
 
 
 def marks_objects() -> bool:
-    """Whether the program has marked anything but Python functions, or has calls of a function mean another's."""
-    return bool(STAND_INS) or any(type(marked) is not types.FunctionType for marked in list(_MARKS))
+    """Whether the program has marked anything but Python functions and modules, or has calls of a function mean
+    another's."""
+    return bool(STAND_INS) or any(not isinstance(marked, (types.FunctionType, nn.Module)) for marked in list(_MARKS))
+
+
+def marks_modules() -> bool:
+    """Whether the program has marked any `nn.Module`."""
+    return any(isinstance(marked, nn.Module) for marked in list(_MARKS))
 
 
 def mark_of(function: object) -> Mark | None:

@@ -42,7 +42,7 @@ from torchdynamo.kept.names import Finder, Namer, module_of
 from torchdynamo.kept.rows import Named, Reader, Row, Writer, is_plain
 from torchdynamo.kept.symbols import KnownSymbols
 from torchdynamo.kept.taught import Taught, teach
-from torchdynamo.marks import marks_objects, region
+from torchdynamo.marks import mark_of, marks_modules, marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import OF_EACH_LENGTH
@@ -52,7 +52,7 @@ from torchdynamo.sources import Scope, Source, own_dict, resolve
 
 _log = logging.getLogger("torchdynamo")
 
-FORMAT = 3
+FORMAT = 4
 MOST_FRAMES = 8  # under one key
 
 
@@ -73,6 +73,7 @@ class KeptFrame:
         taught: what the capture has taught of the function (`taught.Taught`).
         learnt, read, promised: of numbers that are known at each call alone (`symbols.written`).
         marks: [source, marks of sizes] of tensors that have some (`symbols.marks_of`).
+        marked: [source, kind, reason] of modules that the program has marked. Functions' digests tell of theirs.
     """
 
     names: list[Row]
@@ -100,6 +101,7 @@ class KeptFrame:
     read: list[Row]
     promised: list[Row]
     marks: list[Row]
+    marked: list[Row]
 
 
 _RECORDS = Records(
@@ -326,12 +328,14 @@ def _written(state: Function, before: Taught, emitted: Emitted, outside: Outside
         broke = [graph_break.reason, graph_break.detail, writer.stack(graph_break.user_frames)]
     taught = Taught.to(state).since(before, writer)
     own = sorted(_as_python_has(name, value) for name, value in outside.builtins.items())
+    marked_modules = [(one.source, mark) for one in externals.by_original.values() if (mark := _mark(one.original))]
     return KeptFrame(
         namer.rows, namer.digests, writer.frames, writer.stacks, writer.sources, pins, guards,
         fixed, own, absent, answers, codes, inputs, graph,
         "" if emitted.graph is None else type(emitted.graph).__name__, emitted.text, emitted.module,
         list(emitted.written), [state.name for state in emitted.states], broke, taught,
         *learnt, [[place, marks] for place, marks in marked if marks],
+        [[writer.source(source), *mark] for source, mark in marked_modules],
     )  # fmt: skip
 
 
@@ -351,6 +355,12 @@ def _absence(missed: tuple[dict[str, object], str]) -> tuple[str, str]:
     if module is None:
         raise NotKept(f"{name} is missing where no module is")
     return module, name
+
+
+def _mark(obj: object) -> Row:
+    """[kind, reason] of a marked module; empty for anything else."""
+    mark = mark_of(obj) if isinstance(obj, nn.Module) else None
+    return [] if mark is None else [mark.kind.value, mark.reason]
 
 
 def _hold_builtins(function: types.FunctionType) -> None:
@@ -410,6 +420,11 @@ def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Co
     marked = {*marks, *(place for place in kept.inputs if place != _NOWHERE)}
     if any(symbols.marks_of(resolve(reader.sources[place], scope)) != marks.get(place, []) for place in marked):
         raise NotKept("sizes are marked otherwise")
+    if kept.marked or marks_modules():
+        reached = [resolve(source, scope) for source in reader.sources]
+        here = {id(obj): mark for obj in reached if (mark := _mark(obj))}
+        if here != {id(reached[place]): mark for place, *mark in kept.marked}:
+            raise NotKept("a module is marked otherwise")
     known = symbols.made(kept.learnt, kept.read, kept.promised, reader, lambda source: resolve(source, scope))
     inputs = _inputs(kept, iter(read), known)
     graph = None
