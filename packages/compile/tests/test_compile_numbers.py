@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import torchcompile
@@ -112,8 +113,20 @@ def bounded(x: torch.Tensor, n: torch.Tensor) -> Any:
     return x * max(mean, 1.5) + min(mean, 0.5), max(n[0].item(), 2), min(mean * 2, mean + 1)
 
 
+def factors(x: torch.Tensor, n: torch.Tensor) -> Any:
+    """0.25 to 1, which operators treat otherwise where they know it; a weight on either side of a half."""
+    share, base = n[0].item() / 4, n[0].double().item() / 2
+    y = x.add(x.sin(), alpha=share).sub(x.cos(), alpha=-base) + torch._foreach_add([x, x], [x, x], alpha=share)[0]
+    y = y.addcmul(x, x, value=share).addcdiv(x, x.square() + 1, value=base)
+    y = torch.addmm(y, x, x.T @ x, beta=share, alpha=base).add_(x, alpha=share)
+    y = y.lerp(x * 2, share).lerp_(x.exp(), base - share)
+    mean, variance = torch.zeros(3, dtype=x.dtype), torch.ones(3, dtype=x.dtype)
+    normal = F.batch_norm(x, mean, variance, training=True, momentum=share)
+    return y * (x.square() + 1) ** base + 2**base, normal, mean, variance
+
+
 WHOLE = (
-    bounded, arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
+    factors, bounded, arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
     asserted, taken_again, sized_by_a_float, sized_by_equal_floats, sized_by_equal_integers, computed_alike,
 )  # fmt: skip
 

@@ -12,7 +12,6 @@ import functools
 import importlib
 import inspect
 import linecache
-import math
 import pickle
 import types
 import weakref
@@ -28,7 +27,6 @@ from torch.optim import optimizer
 from primtorch import ambient
 from primtorch.communication import is_wait
 from primtorch.fake import FakeTensor
-from primtorch.layout import broadcast_shapes
 from torchdynamo._C import CompiledCallable
 from torchdynamo.calls import (
     covariances,
@@ -52,8 +50,8 @@ from torchdynamo.calls.jagged_calls import is_interpreted, is_method
 from torchdynamo.calls.layouts import inlines as lays_out
 from torchdynamo.calls.layouts import layout
 from torchdynamo.calls.open_blocks import OpenBlocks
-from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
-from torchdynamo.calls.other_forms import OTHER_FORMS, dispatched, implementation, one_hot
+from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, hands_over_tensors, loop_for
+from torchdynamo.calls.other_forms import OF_OPERATORS, OTHER_FORMS, dispatched, implementation
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.process_groups import ProcessGroups
@@ -255,9 +253,11 @@ class Calls:
         self.outside.inline(fn)
         return MISSING
 
-    def _one_hot(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        made = one_hot(args, kwargs)
-        return self._builtin(fn, args, kwargs) if made is MISSING else made
+    def _other_form(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        made = OF_OPERATORS[fn](args, kwargs)
+        if made is not MISSING:
+            return made
+        return self._function(fn, args, kwargs) if type(fn) is types.FunctionType else self._builtin(fn, args, kwargs)
 
     def _marked(self, mark: Mark, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
@@ -292,7 +292,7 @@ class Calls:
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
         if isinstance(owner, torch.Size) and fn.__name__ == "numel":
-            return self._numel(fn, (owner, *args), kwargs)
+            return OF_OPERATORS[torch.Size.numel]((owner, *args), kwargs)
         if fn.__name__ in _METADATA_WRITES:
             if _changes_nothing(fn, args, kwargs):
                 return owner if isinstance(owner, torch.Tensor) else args[0]
@@ -323,14 +323,6 @@ class Calls:
     def _pickle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         args = scalars.concrete(args)
         return fn(*args) if len(args) == 1 and not kwargs and torch_calls.pickles_by_value(args[0]) else MISSING
-
-    def _numel(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        """`torch.Size.numel`, whose C code would take each symbol for the number that it is in this call."""
-        return math.prod(*args) if len(args) == 1 and isinstance(args[0], torch.Size) and not kwargs else MISSING
-
-    def _infer_size(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        """The common shape of two, whose C code takes no symbols."""
-        return MISSING if kwargs or len(args) != 2 else torch.Size(broadcast_shapes(*args))  # type: ignore[arg-type]
 
     def _changes_unseen(self, owner: object) -> bool:
         """Whether an object of torch's C code is the program's own, and what its methods say hangs on a state in it
@@ -372,7 +364,8 @@ class Calls:
             raise BreakGraph(reason, f"call of {module}.{name}")
 
     def _native(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        if torch_functions.passes_modes_by(fn, (*args, *kwargs.values())):
+        in_optimizer = hands_over_tensors(fn, self.interpreter.frames)
+        if in_optimizer or torch_functions.passes_modes_by(fn, (*args, *kwargs.values())):
             with torch.overrides._pop_mode_temporarily() as recorder:  # type: ignore[attr-defined]
                 return recorder.__torch_function__(fn, (), args, kwargs)
         return fn(*args, **kwargs)
@@ -782,10 +775,8 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in (*scalars.NUMBER_FUNCTIONS, int, float)),
     (torch._check, Calls._assert_number),
-    (torch.nn.functional.one_hot, Calls._one_hot),
+    *((operator, Calls._other_form) for operator in OF_OPERATORS),
     (torch._check_is_size, Calls._assert_number),
-    (torch.Size.numel, Calls._numel),
-    (torch._C._infer_size, Calls._infer_size),
     (pickle.dumps, Calls._pickle),
 )
 _MODULE_CALL: object = nn.Module.__call__

@@ -9,6 +9,8 @@ from types import MappingProxyType
 import torch
 from torch.optim import adagrad, adam, sgd
 
+from torchdynamo.graph.lists_of_tensors import is_over_lists
+from torchdynamo.interpreter.state import FrameState
 from torchdynamo.reasons import BreakGraph
 
 # What calls a fused kernel -> the loop of the same meaning, with the same arguments.
@@ -31,6 +33,13 @@ def loop_for(
     if any(value is not None for value in scaled):
         raise BreakGraph("operator_without_meta", f"{fused.__name__} under a gradient scaler")
     return LOOPS[fused]
+
+
+def hands_over_tensors(function: object, frames: Sequence[FrameState]) -> bool:
+    """Whether one of torch's optimizers calls an operator over lists. Where it is compiled, its step counts and what it
+    computes of them are tensors: the operators' C++ would refuse these in a list of numbers before it asks a mode."""
+    called_in = frames[-1].function.__module__ or "" if frames else ""
+    return called_in.startswith("torch.optim.") and is_over_lists(getattr(function, "__name__", ""))
 
 
 def unscale(gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:

@@ -4,14 +4,19 @@ or keeps no cache. What such a form finds wrong is found again, and told, by the
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributions import constraints
+from torch.nn import functional as F
 
 from primtorch.fake import FakeTensor
+from primtorch.layout import broadcast_shapes
+from primtorch.symbolic import depends_on_data
+from primtorch.symbolic.numbers import is_symbolic
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs, World
 
@@ -59,6 +64,45 @@ def one_hot(args: Args, kwargs: Kwargs) -> object:
     assert isinstance(index, FakeTensor)
     made = torch.zeros((*index.shape, count), dtype=torch.int64, device=index.device)
     return made.scatter_(-1, index.unsqueeze(-1), 1)
+
+
+def batch_norm(args: Args, kwargs: Kwargs) -> object:
+    """A batch norm in training whose momentum the data tells, as that of a module that averages over all batches does:
+    the kernel takes a plain number. The batch's statistics are those that it makes with a momentum of 1."""
+    given: dict[str, Any] = {**dict(zip(_OF_BATCH_NORM, args, strict=False)), **kwargs}
+    momentum = given.get("momentum")
+    kept: list[Any] = [given.get(name) for name in ("running_mean", "running_var")]
+    if not is_symbolic(momentum) or not depends_on_data(momentum) or not given.get("training"):
+        return MISSING
+    if any(statistic is None for statistic in kept):
+        return MISSING
+    mean, variance = (torch.zeros_like(statistic) for statistic in kept)
+    normalized = F.batch_norm(**{**given, "running_mean": mean, "running_var": variance, "momentum": 1.0})
+    for statistic, batch in zip(kept, (mean, variance), strict=True):
+        statistic.mul_(1 - momentum).add_(batch * momentum)
+    return normalized
+
+
+_OF_BATCH_NORM = F.batch_norm.__code__.co_varnames[: F.batch_norm.__code__.co_argcount]
+
+
+def numel(args: Args, kwargs: Kwargs) -> object:
+    """`torch.Size.numel`, whose C code would take each symbol for the number that it is in this call."""
+    return math.prod(*args) if len(args) == 1 and isinstance(args[0], torch.Size) and not kwargs else MISSING
+
+
+def common_shape(args: Args, kwargs: Kwargs) -> object:
+    """The common shape of two, whose C code takes no symbols."""
+    return MISSING if kwargs or len(args) != 2 else torch.Size(broadcast_shapes(*args))  # type: ignore[arg-type]
+
+
+# Operators and C functions of torch's that are made of others, where their arguments ask for it.
+OF_OPERATORS: dict[object, Callable[[Args, Kwargs], object]] = {
+    F.one_hot: one_hot,
+    F.batch_norm: batch_norm,
+    torch.Size.numel: numel,
+    torch._C._infer_size: common_shape,
+}
 
 
 # The function within `functools.singledispatch` that looks an implementation up, and keeps it in a cache.

@@ -31,6 +31,8 @@ from primtorch.promotion import (
 )
 from primtorch.samples import call, integers, reals, truths
 from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic import depends_on_data
+from primtorch.symbolic.numbers import is_symbolic
 
 OP = Family("elementwise", elementwise=True)
 OP.trait(Trait.ANYWHERE, "fill fill_ result_type")
@@ -298,7 +300,7 @@ def _lower_polar(b: Builder, size: Value, angle: Value) -> Value:
 
 # --- arithmetic ----------------------------------------------------------------------------------
 def _is_one(alpha: Number) -> bool:
-    return not isinstance(alpha, torch.SymInt) and alpha == 1
+    return not is_symbolic(alpha) and alpha == 1
 
 
 def scaled(b: Builder, x: Operand, alpha: Number) -> Operand:
@@ -475,6 +477,7 @@ def _lower_pow(b: Builder, x: Operand, y: Operand) -> Value:
     if (
         isinstance(x, Value)
         and not isinstance(y, (Value, torch.SymInt))
+        and not depends_on_data(y)
         and (compute.is_floating_point or compute.is_complex)
     ):
         rounds = dtype is torch.bfloat16 and Fact.ROUNDS_POWERS_OF_BFLOAT16.on(x.device)
@@ -673,6 +676,8 @@ def _lerp(start: TensorLike, end: TensorLike, weight: TensorLike | Number) -> Te
 @OP.rule("lerp.Scalar", "lerp.Tensor")
 def _lower_lerp(b: Builder, start: Value, end: Value, weight: Value | float) -> Value:
     dtype = result_type((start, end))
+    if is_symbolic(weight):  # it may lie on either side of a half, in each call anew
+        weight = b.full((), weight, real_of(compute_dtype(dtype)), start.spec.device)
     if isinstance(weight, Value):
         start, end, weight = promoted(b, (start, end, weight), compute_dtype(dtype))
         near = start + weight * (end - start)

@@ -18,7 +18,7 @@ from primtorch.eager_kernels import Fact
 from primtorch.families import Family, Formula, Refusal, Rule
 from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
-from primtorch.operators.refusals import refuse, refuse_batch, refuse_other_shape
+from primtorch.operators.refusals import refuse, refuse_batch
 from primtorch.operators.volumes import by_first_plane, channels_last_volume, names_first_plane, reads_channels_last
 from primtorch.operators.window_places import (
     certainly_alike,
@@ -578,8 +578,13 @@ def _refuse_fractional_max_pool(
     least = 1 if rank == 3 else 0
     room = [size - k - o + 1 for size, k, o in zip(x.shape[-rank:], kernel_size, output_size, strict=True)]
     refuse(any(n < least for n in room), lambda: f"pool too large relative to input {list(x.shape)}")
+    dims = random_samples.dim()
+    refuse(dims != 3, lambda: f"Expect _random_samples to have 3 dimensions, got {dims}")
+    images, channels, numbers = random_samples.shape
     batch = x.shape[0] if x.dim() == rank + 2 else 1
-    refuse_other_shape("random_samples", random_samples, (batch, x.shape[-rank - 1], rank))
+    refuse(images < batch, "Expect _random_samples.size(0) no less then input batch size.")
+    refuse(channels != x.shape[-rank - 1], "Expect _random_samples.size(1) equals to input channel size.")
+    refuse(numbers != rank, lambda: f"Expect _random_samples.size(2) equals to {rank}; got {numbers}.")
 
 
 @OP.formula("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
