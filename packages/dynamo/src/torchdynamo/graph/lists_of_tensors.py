@@ -18,6 +18,9 @@ _PREFIX = "_foreach_"
 _SCALED: dict[str, Callable[..., object]] = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
 # Whether an in-place form returns the list that it was given, or None: releases of torch differ.
 _GIVES_BACK: bool = torch._foreach_neg_([torch.zeros(())]) is not None  # type: ignore[func-returns-value]
+# What the other forms return.
+_GIVES: Callable[[Sequence[object]], Sequence[object]] = type(torch._foreach_neg([torch.zeros(())]))
+_BOUNDS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # by a number
 _FUNCTIONS: dict[str, Callable[..., object]] = {"norm": torch.linalg.vector_norm}
 
 
@@ -30,28 +33,39 @@ def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[s
     """Records the calls that `torch._foreach_...` is."""
     method = name.removeprefix(_PREFIX)
     plain = method.removesuffix("_")
-    count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
-    function = _FUNCTIONS.get(plain) or getattr(torch.Tensor, method, None)
-    copies = function is None  # an in-place form that single tensors do not have
-    function = function or getattr(torch.Tensor, plain, None)
-    if function is None:
-        raise BreakGraph("operator_without_meta", f"torch.{name}")
+    counts = {len(arg) for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))}
+    if len(counts) != 1 or 0 in counts:
+        raise BreakGraph("operator_without_meta", f"torch.{name} of lists that do not match")  # eager says why
+    (count,) = counts
     results = []
     for index in range(count):
         own = tuple(_element(record, arg, index, plain in _SCALED and place == 3) for place, arg in enumerate(args))
         named = {key: _element(record, value, index, key == "scalars") for key, value in kwargs.items()}
-        if method == "pow" and not isinstance(own[0], torch.Tensor):
-            function = torch.pow
-        if plain in _SCALED:
-            value = own[3] if len(own) > 3 else named.pop("scalars", named.pop("value", 1))
-            own, named = own[:3], {"value": value}
-        elif "scalar" in named:
-            own = (*own, named.pop("scalar"))
-        result = record_scaled(record, function, own, named)
+        single, own, named = _single(method, own, named)
+        function = getattr(torch.Tensor, single, None)
+        copies = function is None  # an in-place form that single tensors do not have
+        function = _FUNCTIONS.get(plain) or function or getattr(torch.Tensor, single.removesuffix("_"), None)
+        if function is None:
+            raise BreakGraph("operator_without_meta", f"torch.{name}")
+        result = record_scaled(record, function if isinstance(own[0], torch.Tensor) else torch.pow, own, named)
         results.append(record(torch.Tensor.copy_, (own[0], result), {}) if copies else result)
     if method != plain:
         return args[0] if _GIVES_BACK else None
-    return results
+    return _GIVES(results)
+
+
+def _single(method: str, own: tuple[Any, ...], named: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The method of one tensor, with its arguments, that a method of lists is for the elements of these."""
+    plain = method.removesuffix("_")
+    if plain in _SCALED:
+        value = own[3] if len(own) > 3 else named.pop("scalars", named.pop("value", 1))
+        return method, own[:3], {"value": value}
+    if plain in _BOUNDS:
+        bound = own[1] if len(own) > 1 else next(iter(named.values()))
+        return method if isinstance(bound, torch.Tensor) else method.replace(plain, _BOUNDS[plain]), (own[0], bound), {}
+    if "scalar" in named:
+        return method, (*own, named.pop("scalar")), named
+    return method, own, named
 
 
 def _element(record: Record, argument: object, index: int, along: bool) -> object:
