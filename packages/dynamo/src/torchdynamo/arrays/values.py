@@ -38,6 +38,7 @@ if numpy is not None:
             "complex128",
         )
     }  # fmt: skip
+_SCALARS_OF_TORCH = frozenset(dtype.type for dtype in TORCH_DTYPES)
 NUMPY_DTYPES: dict[torch.dtype, numpy.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 
@@ -222,6 +223,11 @@ def model_like(tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> n
     return forwards(model, flipped) if flipped else model
 
 
+def is_number_of_torch(kind: type) -> bool:
+    """Whether a type is that of NumPy scalars of a dtype that torch has."""
+    return kind in _SCALARS_OF_TORCH
+
+
 def fits_tensor(array: object) -> TypeGuard[numpy.ndarray]:
     """Whether torch can have the memory of an array of the outside, to read and to write."""
     if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
@@ -254,6 +260,20 @@ class TensorAt:
         if not fits_tensor(array) or flipped_dims(array) != self.flipped:
             return None
         return torch.from_numpy(forwards(array, self.flipped))
+
+
+@record
+class ScalarAt:
+    """Gives a tensor without dims that holds a NumPy scalar. Guards read inputs by it.
+
+    Attributes:
+        kind: the scalar's type.
+    """
+
+    kind: type
+
+    def __call__(self, scalar: object) -> torch.Tensor | None:
+        return torch.from_numpy(numpy.array(scalar)) if type(scalar) is self.kind else None
 
 
 def forwards(array: numpy.ndarray, flipped: Iterable[int]) -> numpy.ndarray:

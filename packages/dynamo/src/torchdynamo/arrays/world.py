@@ -74,6 +74,7 @@ class ArrayWorld:
         self.ambient = ambient
         self.used = False  # whether there is any array yet
         self._unknown: dict[int, Array] = {}  # for known arrays, by the identity of what owns their memory
+        self._numbers: dict[int, tuple[Array, object]] = {}  # that scalars are to torch, by identity
         self._views: dict[int, tuple[object, Array]] = {}  # for views of those, by theirs
 
     # -- between tensors and arrays ---------------------------------------------------------
@@ -82,6 +83,11 @@ class ArrayWorld:
         """The array of a graph input; `flipped` are the dims that the program sees backwards."""
         self.used = True
         return Array(self, model_like(tensor, flipped), tensor, flipped)
+
+    def of_scalar(self, tensor: torch.Tensor) -> Array:
+        """The scalar of a graph input without dims."""
+        self.used = True
+        return Array(self, NUMPY_DTYPES[tensor.dtype].type(), tensor)
 
     def of_tensor(self, tensor: torch.Tensor, force: bool = False) -> Array:
         """`tensor.numpy()`: the array that has its memory."""
@@ -147,7 +153,7 @@ class ArrayWorld:
         """An operand of a ufunc: a tensor of the loop's dtype, or the number that it is there."""
         if isinstance(value, SYMBOLIC):
             return torch.full((), value, dtype=dtype_of(dtype), device="cpu")  # type: ignore[call-overload, no-any-return]
-        if type(value) in _NUMBERS or numpy_values.is_scalar(value):
+        if type(value) in _NUMBERS or (numpy_values.is_scalar(value) and self.known.is_known(value)):
             with numpy.errstate(all="ignore"):
                 number: Operand = numpy.asarray(value).astype(dtype).item()
                 return number
@@ -197,6 +203,7 @@ class ArrayWorld:
         """Lets go of the program's arrays."""
         self._unknown.clear()
         self._views.clear()
+        self._numbers.clear()
 
     # -- asking NumPy -----------------------------------------------------------------------
 
@@ -283,6 +290,33 @@ class ArrayWorld:
         if taken is MISSING:
             raise BreakGraph("tensor_to_number", f"{name.strip('_')}() of an array")
         return taken
+
+    def as_numbers(self, given: T) -> T:
+        """Arguments with a number in the place of each scalar, as torch takes one: a float for a truth value, too."""
+        value: Any = given
+        if isinstance(value, Array) and value.is_scalar:
+            value = self._as_number(value)
+        elif type(value) in (tuple, list):
+            value = type(value)(map(self.as_numbers, value))
+        elif type(value) is dict:
+            value = {key: self.as_numbers(part) for key, part in value.items()}
+        elif type(value) is slice:
+            value = slice(*map(self.as_numbers, (value.start, value.stop, value.step)))
+        given = value
+        return given
+
+    def _as_number(self, scalar: Array) -> object:
+        known = self._numbers.get(id(scalar))
+        if known is None:
+            kind = scalar.model.dtype.kind
+            if kind not in "iufb":
+                raise BreakGraph("numpy", "a complex scalar as a number")  # torch warns, and takes the real part
+            tensor = scalar.tensor if kind in "iu" else scalar.tensor.to(torch.float64)
+            number = self.recorder.take_number("item", tensor)
+            if number is MISSING:
+                raise BreakGraph("tensor_to_number", "a NumPy scalar as a number")
+            known = self._numbers[id(scalar)] = scalar, number
+        return known[1]
 
     def _by_rule(
         self, rule: Rule, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]
@@ -402,12 +436,16 @@ class ArrayWorld:
         if array.is_scalar and array.model.dtype == numpy.float64 and tensor.is_floating_point() and tensor.dim():
             operands = tuple(x.tensor if isinstance(x, Array) else x for x in (a, b))
             return BINARY[symbol][0](*operands)
-        if isinstance(a, Array) or array.is_scalar or symbol not in _LEFT_TO_NUMPY:
+        if array.is_scalar:
+            return BINARY[symbol][0](*self.as_numbers((a, b)))
+        if isinstance(a, Array) or symbol not in _LEFT_TO_NUMPY:
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         return self._ufunc(OPERATORS[symbol], (a, b), {})
 
     def inplace(self, symbol: str, a: object, b: object) -> object:
         """`a op= b`: a write to the array's memory, of which views know; of a scalar, another scalar."""
+        if isinstance(a, torch.Tensor) and isinstance(b, Array) and b.is_scalar:
+            return BINARY[symbol][1](*self.as_numbers((a, b)))
         if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol}= of an array and a tensor")
         if not isinstance(a, Array):
@@ -434,7 +472,9 @@ class ArrayWorld:
     def compare(self, symbol: str, a: object, b: object) -> object:
         """A comparison, element by element; with what is neither an array nor a number the graph breaks."""
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-            raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
+            if not all(one.is_scalar for one in arrays_in((a, b))):
+                raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
+            return COMPARE[symbol][0](*self.as_numbers((a, b)))
         known = all(isinstance(value, (Array, *SYMBOLIC)) or self.known.is_known(value) for value in (a, b))
         if not known or a is None or b is None or isinstance(a, (str, bytes)) or isinstance(b, (str, bytes)):
             raise BreakGraph("numpy", f"{symbol} of an array and what is none")

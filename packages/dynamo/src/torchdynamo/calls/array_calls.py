@@ -53,7 +53,10 @@ class ArrayCalls:
         if method == "new_tensor":
             return _copied(self.world, fn, args, kwargs)
         if method is not None or (callable(fn) and not isinstance(fn, type) and torch_functions.is_leaf(fn)):
-            raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+            of_numbers = "iu" if getattr(fn, "__name__", "") in _INDEXING else "iufb"  # a truth value is a mask there
+            if not all(a.is_scalar and a.model.dtype.kind in of_numbers for a in arrays_in((args, kwargs))):
+                raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+            return Redirect(fn, self.world.as_numbers(args), self.world.as_numbers(kwargs))
         return MISSING
 
     def _current(self, given: T) -> T:
@@ -73,6 +76,9 @@ class ArrayCalls:
         if len(args) != 1 or kwargs.keys() - {"force"} or numpy is None:
             raise BreakGraph("numpy", "numpy() of a tensor")
         return self.world.of_tensor(args[0], bool(kwargs.get("force")))
+
+
+_INDEXING = ("__getitem__", "__setitem__")
 
 
 def _shared(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> torch.Tensor:

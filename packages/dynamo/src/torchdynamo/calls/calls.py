@@ -536,7 +536,8 @@ class Calls:
     def _numpy(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
         if tensors_in((args, kwargs)):
-            return self.outside.arrays.call(fn, args, kwargs)
+            left = numpy_values.leaves_to_tensors(fn, args)
+            return NotImplemented if left else self.outside.arrays.call(fn, args, kwargs)
         if not self.outside.externals.arrays.runs(fn, args, kwargs):
             name = getattr(fn, "__qualname__", getattr(fn, "__name__", type(fn).__name__))
             raise BreakGraph("numpy", f"call of {getattr(fn, '__module__', None) or 'numpy'}.{name}")

@@ -36,13 +36,19 @@ _PURE_MODULES: frozenset[str] = frozenset(
 )
 _KINDS = "biufc"  # of dtypes: truth values and numbers
 
+_SLOTS = (types.WrapperDescriptorType, types.MethodWrapperType)
+_OPERATORS = frozenset(
+    f"__{reverse}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+    for reverse in ("", "r")
+)
 # Immutable scalars that a guard compares exactly.
 SCALARS: frozenset[type] = frozenset(
     ()
     if numpy is None
     else (
         numpy.bool_, numpy.float64, numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8, numpy.uint16,
-        numpy.uint32, numpy.uint64,
+        numpy.uint32, numpy.uint64, numpy.str_, numpy.bytes_,
     )
 )  # fmt: skip
 # The types of dtypes of truth values and numbers.
@@ -75,8 +81,16 @@ def is_array(value: object) -> TypeGuard[numpy.ndarray]:
 
 
 def number(value: numpy.generic) -> object:
-    """A NumPy scalar as torch takes it: a Python number of the same value."""
-    return value.item()
+    """A NumPy scalar as torch takes it: a Python number of the same value, of truth a float."""
+    if value.dtype.kind == "c":  # torch warns, and takes the real part
+        raise BreakGraph("numpy", "a complex scalar as a number")
+    return float(value) if value.dtype.kind == "b" else value.item()
+
+
+def leaves_to_tensors(fn: object, args: tuple[object, ...]) -> bool:
+    """Whether a call is that of a scalar's operator (`scalar.__sub__(tensor)`), which NumPy leaves to the tensor's."""
+    owner = getattr(fn, "__self__", args[0] if args else None)
+    return isinstance(fn, _SLOTS) and fn.__name__ in _OPERATORS and is_scalar(owner)
 
 
 def belongs(fn: object) -> bool:
@@ -101,8 +115,10 @@ class Arrays:
 
     def is_known(self, value: object) -> bool:
         """Whether a value consists of numbers and arrays made of numbers."""
-        if isinstance(value, _ATOMS) or is_scalar(value):
+        if isinstance(value, _ATOMS):
             return True
+        if is_scalar(value):  # no guard compares what is left
+            return type(value) in SCALARS or not self.is_outside(value)
         if is_array(value):
             return not self.is_outside(value) and not self.is_shared(value)
         if isinstance(value, (tuple, list, set, frozenset)):

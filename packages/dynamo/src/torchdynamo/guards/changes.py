@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 
 import torch
 
+from torchdynamo.graph.numpy_values import SCALARS
 from torchdynamo.graph.run_time_texts import HANDED_ON
 from torchdynamo.guards.shape_program import STRIDE, run_program, same_constant
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
@@ -116,7 +117,7 @@ def _is_symbolic(source: Source, scope: Scope) -> bool:
     value = resolve(source, scope)
     if type(source) in (TensorSize, TensorStride):
         return bool(value >= 2)
-    return type(value) in (int, float)
+    return type(value) in (int, float, *SCALARS)
 
 
 def _changed_constants(value: object, expected: object, source: Source) -> Iterator[Source]:
@@ -124,7 +125,7 @@ def _changed_constants(value: object, expected: object, source: Source) -> Itera
     if type(value) is tuple and value and expected == ():
         yield source
     numbers = type(value) in (int, float) and type(expected) in (int, float)
-    alike = type(value) is type(expected) and type(value) in (tuple, torch.Size, *HANDED_ON)
+    alike = type(value) is type(expected) and type(value) in (tuple, torch.Size, *HANDED_ON, *SCALARS)
     if not (numbers or alike) or same_constant(value, expected):
         return
     yield source

@@ -30,7 +30,7 @@ from primtorch.fake import FakeTensor
 from primtorch.quantised import is_taken_apart
 from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
-from torchdynamo.arrays.values import Array, fits_tensor
+from torchdynamo.arrays.values import Array, fits_tensor, is_number_of_torch
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.jagged import is_jagged, stands_for_one
 from torchdynamo.graph.run_time_texts import HANDED_ON
@@ -130,6 +130,9 @@ class TensorInputs(Protocol):
     def array_input(self, array: object, source: Source) -> Array:
         """What stands for a NumPy array."""
 
+    def scalar_input(self, scalar: object, source: Source) -> Array:
+        """What stands for a NumPy scalar."""
+
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat:
         """A number, or the symbol that it has become."""
 
@@ -217,6 +220,8 @@ class Externals:
             return self.inputs.number(value, source)
         if kind in HANDED_ON:
             return self.inputs.text(value, source)
+        if is_number_of_torch(kind) and (kind not in numpy_values.SCALARS or self.inputs.changes(source)):
+            return self.inputs.scalar_input(value, source)
         if (kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES)) and not (
             kind in (torch.Size, range) and self.inputs.changes(source)
         ):

@@ -15,7 +15,7 @@ from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
-from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
+from torchdynamo.arrays.values import Array, ScalarAt, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.floats_for_c import FloatsForC
@@ -114,6 +114,7 @@ class Outside:
         self.jagged = JaggedInputs(self.externals, self.torch_names, self.recorder)
         self.quantised = QuantisedInputs(self.externals, self.recorder)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
+        self._scalars: dict[Source, Array] = {}
         self.cells = Cells(function, self.externals, self.overlays)
         self.namespaces = Namespaces(function, self.externals, self.overlays)
         self.classes = Classes(self.externals, self.overlays, self.ambient)
@@ -193,14 +194,27 @@ class Outside:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
         flipped = flipped_dims(array)
         where = Reading(source, TensorAt(flipped))
+        return self.arrays.of_input(self._tensor_read(where, array, input_name(source)), flipped)
+
+    def scalar_input(self, scalar: Any, source: Source) -> Array:
+        """A NumPy scalar of the outside, of each call: an input of the graph is a tensor that holds it."""
+        known = self._scalars.get(source)
+        if known is None:
+            self.externals.guard(source, GuardKind.TYPE, type(scalar))
+            fake = self._tensor_read(Reading(source, ScalarAt(type(scalar))), scalar, input_name(source))
+            known = self._scalars[source] = self.arrays.of_scalar(fake)
+        return known
+
+    def _tensor_read(self, where: Reading, value: object, name: str) -> FakeTensor:
+        """The fake of the tensor that each call reads of an object of NumPy's."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            tensor = where.read(array)
+            tensor = where.read(value)
         with torch._C.DisableTorchFunction():
             self.externals.guard(where, GuardKind.TENSOR, tensor_guard(tensor, {}))
             fake = self.mode.from_tensor(tensor)
-            self.recorder.add_input(fake, where, input_name(source))
+            self.recorder.add_input(fake, where, name)
         self.tensors.append((where, tensor, fake))
-        return self.arrays.of_input(fake, flipped)
+        return fake
 
     def seqlen(self, value: int, source: Source) -> int | torch.SymInt | torch.SymFloat | float:
         """A length of rows that a nested tensor keeps: of each call, since it differs between most."""
