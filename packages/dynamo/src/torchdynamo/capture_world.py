@@ -36,7 +36,7 @@ from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.attributes import bind, is_data_descriptor, missing_attribute
-from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
+from torchdynamo.interpreter.classes import field_in_c, is_python_class, may_change, native_base
 from torchdynamo.interpreter.exceptions import Traceback
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Interrupted
@@ -340,9 +340,9 @@ class CaptureWorld(PlainWorld):
             if isinstance(obj, type) and name in FACTS and isinstance(descriptor, types.GetSetDescriptorType):
                 return self.outside.classes.fact(obj, name, super().descriptor_get(descriptor, obj, cls))
             known = self.outside.externals.lookup(obj)
-            if known is not None and isinstance(descriptor, types.GetSetDescriptorType):  # data of a base in C
+            if known is not None and (field := field_in_c(descriptor, cls)):
                 value = super().descriptor_get(descriptor, known.original, cls)
-                return self.outside.externals.wrap(value, Attribute(known.source, descriptor.__name__))
+                return self.outside.externals.wrap(value, Attribute(known.source, field))
         return super().descriptor_get(descriptor, obj, cls)
 
     def descriptor_set(self, descriptor: object, obj: object, value: object) -> None:

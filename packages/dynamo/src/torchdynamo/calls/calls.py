@@ -153,7 +153,7 @@ class Calls:
                 return Redirect(found[0].function, (fn, *args), kwargs)
         if isinstance(fn, nn.Module):
             return self._module_object(fn, args, kwargs)
-        if kind is weakref.ReferenceType and not args and not kwargs:
+        if kind.__call__ is weakref.ReferenceType.__call__ and not args and not kwargs:  # or a class of such
             return self.outside.referent(fn)
         if numpy_values.belongs(fn):
             return self._numpy(fn, args, kwargs)
@@ -500,6 +500,7 @@ class Calls:
             return scalars.tensor(args[0], **kwargs)
         if len(args) == 1 and type(args[0]) is OpenRange and kwargs.keys() <= {"dtype", "device"}:
             return typed_constructors.of_range(args[0], **kwargs)
+        self.outside.refuse_opaque(*args)
         return self._native(fn, args, kwargs)
 
     def _tensor_of_array(self, fn: Callable[..., torch.Tensor], args: Args, kwargs: Kwargs) -> object:
@@ -517,6 +518,10 @@ class Calls:
         wanted = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
         tensor = tensor.to(**wanted) if wanted else tensor
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+    def _of_buffer(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        self.outside.refuse_opaque(*args, *kwargs.values())  # its memory would be the constant's
+        return self._builtin(fn, args, kwargs)
 
     def _array_of_tensor(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return self.arrays.of_tensor(fn, args, kwargs)
@@ -768,6 +773,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.is_grad_enabled, Calls._asks_for_grad_mode),
     *((state.write, Calls._choose_attention) for state in ambient.ATTENTION),
     (torch.tensor, Calls._tensor),
+    (torch.frombuffer, Calls._of_buffer),
     (torch.Tensor.numpy, Calls._array_of_tensor),
     (torch.Tensor.__array__, Calls._array_of_tensor),
     *((function, Calls._tensor_of_array) for function in numpy_values.MAKERS),

@@ -7,6 +7,7 @@ what they hold.
 
 from __future__ import annotations
 
+import inspect
 import os
 import types
 from collections.abc import Callable, Mapping
@@ -98,6 +99,8 @@ def belongs(fn: object) -> bool:
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, (_GENERIC, ARRAY)):
         return True
+    if isinstance(inspect.getattr_static(type(fn), "__call__", None), types.FunctionType):  # `poly1d` in Python
+        return False
     kind = getattr(fn, "__objclass__", None)
     if isinstance(fn, types.FunctionType):
         module = home_of(fn)

@@ -20,6 +20,16 @@ def may_change(kind: type) -> bool:
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
 
 
+def field_in_c(descriptor: object, cls: type) -> str | None:
+    """The name of a data descriptor in C, of a class or one of its bases: guards read what it gives as an attribute.
+    None for what is no such descriptor."""
+    kind = type(descriptor)
+    if not hasattr(kind, "__set__") or kind is property or is_python_class(kind):
+        return None
+    own = getattr(descriptor, "__name__", None)  # fields of `ctypes` say none
+    return own or next((name for base in cls.__mro__ for name in vars(base) if vars(base)[name] is descriptor), None)
+
+
 def is_python_class(kind: type) -> bool:
     """Whether the class adds nothing to its bases but what a class statement can: attributes, methods and slots.
 
