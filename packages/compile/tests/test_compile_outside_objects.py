@@ -223,6 +223,7 @@ ROWS: dict[str, tuple[Make, Read]] = {
     "dict's items": (lambda i: {1: i}.items(), lambda s: list(s)[0][1]),
     "dict's values": (lambda i: {1: i}.values(), sum),
     "partial": (lambda i: functools.partial(operator.add, i), lambda s: s(2)),
+    "partial's parts": (lambda i: functools.partial(max, i, key=abs), lambda s: s.args[0] + len(s.keywords) + s.func(1, 2)),
     "item getter": (operator.itemgetter, lambda s: s([1, 2, 3, 4, 5, 6])),
     "method caller": (lambda i: operator.methodcaller("__add__", i), lambda s: s(3)),
     "slots": (Slots, lambda s: s.value),
@@ -283,3 +284,5 @@ def test_what_is_read_of_an_object_is_that_of_the_call(what: str) -> None:
 
     expected, found = run(program), run(torchcompile.compile(program))
     torch.testing.assert_close(found, expected)
+    faults = [str(event) for event in torchcompile.report().events if event.kind.id == "capture_fault"]
+    assert not faults, faults

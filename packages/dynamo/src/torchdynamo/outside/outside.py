@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -482,6 +483,8 @@ class Outside:
             if own_dict(obj) is not None and not hasattr(type(obj), name):
                 self.instance_get(obj, name)  # guards that it is not there
         value = getattr(obj, name)
+        if type(obj) is functools.partial and name in ("func", "args", "keywords"):  # made anew around what it has
+            return value
         if known is None or isinstance(obj, torch.Tensor) or (callable(value) and _is_own_method(obj, value)):
             return value
         if isinstance(obj, types.FunctionType):
