@@ -73,6 +73,7 @@ from torchdynamo.marks import STAND_INS, Mark, MarkKind, graph_break, is_compili
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
 from torchdynamo.outside.loops import OpenRange
+from torchdynamo.outside.one_process import note_answer
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -382,9 +383,7 @@ class Calls:
             ambient.restore(before)
             raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
         if not isinstance(result, torch.Tensor) and (result is not None or _is_question(fn)):
-            self.outside.answers.append((fn, args, result))
-            if kwargs:
-                self.outside.externals.unkept = f"what {fn.__name__}() gives here"
+            note_answer(self.outside, fn, args, kwargs, result)
         return result
 
     def _lines(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:

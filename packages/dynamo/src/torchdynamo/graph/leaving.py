@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import decimal
 import inspect
 import os
 import sys
@@ -56,6 +57,7 @@ _TABLE = (
         (
             input, open, compile, builtins.breakpoint, torch.save, torch.load,
             sys.getrecursionlimit, sys.setrecursionlimit,  # another one while a program is captured
+            sys.getswitchinterval, sys.setswitchinterval, decimal.getcontext, decimal.setcontext, decimal.localcontext,
             datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today,
             *(f for name, f in vars(torch._C).items() if name == "_cuda_jiterator_compile_and_launch_kernel"),
         ),

@@ -32,7 +32,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.graph_inputs import GraphInput, takes_floats
 from torchdynamo.function import Function
-from torchdynamo.guards.global_state import global_state
+from torchdynamo.guards.global_state import global_state, is_of_settings
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.kept import graphs, symbols
@@ -44,11 +44,12 @@ from torchdynamo.kept.symbols import KnownSymbols
 from torchdynamo.kept.taught import Taught, teach
 from torchdynamo.marks import mark_of, marks_modules, marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
+from torchdynamo.outside.one_process import Answer
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import OF_EACH_LENGTH
-from torchdynamo.schemas import GlobalState, GraphBreak
+from torchdynamo.schemas import GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.size_marks import size_marks
-from torchdynamo.sources import Scope, Source, own_dict, resolve
+from torchdynamo.sources import Pinned, Scope, Source, own_dict, resolve
 
 _log = logging.getLogger("torchdynamo")
 
@@ -305,7 +306,7 @@ def _written(state: Function, before: Taught, emitted: Emitted, outside: Outside
     writer = Writer(namer.place, emitted.pinned)
     namer.source = writer.source
     pins = [namer.place(obj) for obj in emitted.pinned]
-    guards = [writer.guard(guard) for guard in emitted.guards]
+    guards = [writer.guard(guard) for guard in emitted.guards if type(guard.payload) is not Answer]
     fixed = [[writer.source(source), contents.of(value)] for source, value in externals.fixed]
     answers = [
         [namer.place(asked), [writer.value(arg) for arg in args], writer.value(value)]
@@ -407,8 +408,8 @@ def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Co
     for place, digest in kept.fixed:
         if contents.of(resolve(reader.sources[place], scope)) != digest:
             raise NotKept(f"{reader.sources[place].expression()} is another one")
-    guards = tuple(map(reader.guard, kept.guards))
     held = [finder.objects[place] for place in kept.pins]
+    guards = (*map(reader.guard, kept.guards), *_asked_again(kept.answers, held, finder.objects, reader))
     sources = [reader.sources[place] if place != _NOWHERE else None for place in kept.inputs]
     tree = GuardTree(guards, [source for source in sources if source is not None], function, held)
     read = tree.check(flat)
@@ -444,6 +445,16 @@ def _made(kept: KeptFrame, state: Function, flat: Sequence[object], contents: Co
         tuple((module, finder.code(place, way)) for module, place, way in kept.codes), known,
         len(known.shape_env.guards), tree,
     )  # fmt: skip
+
+
+def _asked_again(rows: Sequence[Row], held: list[object], objects: Sequence[object], reader: Reader) -> Iterator[Guard]:
+    """The guards of answers (`note_answer`), over functions that are held beside what the frame holds."""
+    for place, args, answer in rows:
+        asked: Any = objects[place]
+        if asked is not issubclass and is_of_settings(asked):
+            held.append(asked)
+            payload = Answer(tuple(map(reader.value, args)), {}, reader.value(answer))
+            yield Guard(Pinned(len(held) - 1, asked.__name__), GuardKind.PREDICATE, payload, ())
 
 
 def _inputs(kept: KeptFrame, read: Iterator[Any], known: KnownSymbols) -> list[Any]:

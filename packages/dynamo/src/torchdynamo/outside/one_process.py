@@ -9,17 +9,23 @@ from __future__ import annotations
 import abc
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
+
 from primtorch.fake import FakeTensor
+from primtorch.frozen import record
+from torchdynamo.guards.global_state import is_of_settings
 from torchdynamo.outside.externals import Externals, is_trusted_module
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.schemas import GuardKind
 from torchdynamo.sources import own_items, own_length
 
 Made = TypeVar("Made")
 
+_PLAIN = frozenset({str, int, float, bool, type(None), torch.device, torch.dtype, torch.layout})
 _SETS = (set, frozenset)
 _OF_THIS_PROCESS = frozenset({"hash", "__hash__", "id"})  # C functions whose answers are its own
 _CLASS_QUESTIONS = (isinstance, issubclass)
@@ -51,6 +57,37 @@ def note_text(outside: Outside, made: Made) -> Made:
             raise BreakGraph("tensor_repr", "the text of a tensor's method")
         outside.externals.unkept = "the text of an object tells its address"
     return made
+
+
+@record
+class Answer:
+    """A guard: a question of torch's about the process is answered as it was."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    answer: object
+
+    @property
+    def __name__(self) -> str:
+        return f"answers_{self.answer!r}"
+
+    def __call__(self, question: Callable[..., object]) -> bool:
+        found = question(*self.args, **self.kwargs)
+        return found is self.answer or (type(found) is type(self.answer) and found == self.answer)
+
+
+def note_answer(
+    outside: Outside, fn: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], answer: object
+) -> None:
+    """torch has answered a question about the process, which each call asks again, and another process before it has
+    the frame."""
+    known = any(asked is fn and given == args for asked, given, _ in outside.answers if len(given) == len(args))
+    outside.answers.append((fn, args, answer))
+    if kwargs:
+        outside.externals.unkept = f"what {fn.__name__}() gives here"
+    plain = all(type(value) in _PLAIN for value in (*args, *kwargs.values()))
+    if plain and (kwargs or not known) and is_of_settings(fn):
+        outside.externals.guard(outside.externals.pins.source(fn), GuardKind.PREDICATE, Answer(args, kwargs, answer))
 
 
 # -- sets --------------------------------------------------------------------------------------
