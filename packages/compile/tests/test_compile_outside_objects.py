@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import builtins
 import collections
 import configparser
 import contextvars
@@ -19,6 +20,7 @@ import inspect
 import io
 import ipaddress
 import itertools
+import math
 import operator
 import pathlib
 import queue
@@ -172,7 +174,84 @@ def shadowed(i: int) -> Any:
     return collections.ChainMap({}, {"a": i})
 
 
+HELD = [0]
+
+
+class Numbered:
+    """Python answers what C code asks it."""
+
+    def __index__(self) -> int:
+        return HELD[0]
+
+    def __float__(self) -> float:
+        return float(HELD[0])
+
+    def __iter__(self) -> Any:
+        return iter(range(HELD[0]))
+
+    def __getitem__(self, place: int) -> int:
+        if place >= HELD[0]:
+            raise IndexError(place)
+        return place
+
+    def __len__(self) -> int:
+        return HELD[0]
+
+    def __bool__(self) -> bool:
+        return HELD[0] % 2 == 1
+
+    def __hash__(self) -> int:
+        return HELD[0]
+
+    def __eq__(self, other: object) -> bool:
+        return HELD[0] % 2 == 1
+
+    def __contains__(self, item: object) -> bool:
+        return HELD[0] % 2 == 1
+
+    def __format__(self, how: str) -> str:
+        return "a" * HELD[0]
+
+
+def numbered(i: int) -> Numbered:
+    HELD[0] = i
+    return Numbered()
+
+
+def in_builtins(i: int) -> None:
+    builtins.torchcompile_test_value = i  # type: ignore[attr-defined]
+
+
+# Of what C code asks an object whose methods are in Python.
+ASKED: dict[str, Read] = {
+    "an index": lambda s: [0, 1, 2, 3, 4][s],
+    "an index of a text": lambda s: ord("abcde"[s]),
+    "a range": lambda s: len(range(s)),
+    "a character": lambda s: ord(chr(s)),
+    "a factorial": lambda s: math.factorial(s) + math.gcd(s, 4) + math.comb(5, s),
+    "a root": lambda s: math.sqrt(s) + math.atan2(s, 2) + math.hypot(s, s) + math.log(s),
+    "a float": float,
+    "a whole number": lambda s: operator.index(s) + int(s),
+    "keys": lambda s: len(dict.fromkeys(s)),
+    "a deque": lambda s: len(collections.deque(s)) + len(collections.deque(s, 2)),
+    "a deque's end": lambda s: (d := collections.deque(), d.extend(s), len(d))[2],
+    "a counter": lambda s: len(collections.Counter(s)),
+    "a product": lambda s: math.prod(s) + math.fsum(s),
+    "sums": lambda s: sum(s) + max(s, default=0) + len(sorted(s)) + any(s),
+    "sequences": lambda s: len(list(s)) + len(tuple(s)) + len({*s}) + len([*s, *s]),
+    "sets": lambda s: len({1, 2}.union(s)) + len({1, 2}.symmetric_difference(s)) + {0}.issubset(s),
+    "iterators": lambda s: len(list(itertools.chain(s, s))) + len(list(itertools.islice(s, 2))) + len(list(zip(s, s))),
+    "a fold": lambda s: functools.reduce(operator.add, s, 0),
+    "truth": lambda s: (1 if s else 0) + (not s),
+    "a length": len,
+    "a hash": hash,
+    "an equality": lambda s: 1 if s == 7 else 0,
+    "whether it has": lambda s: 3 in s,
+    "a text": lambda s: len(f"{s}"),
+}  # fmt: skip
 ROWS: dict[str, tuple[Make, Read]] = {
+    **{f"Python gives C {what}": (numbered, read) for what, read in ASKED.items()},
+    "a name among the builtins": (in_builtins, lambda s: torchcompile_test_value),  # type: ignore[name-defined]  # noqa: F821
     "bytearray's item": (lasting(bytearray(1), lambda s, i: s.__setitem__(0, i)), lambda s: s[0]),
     "bytearray's length": (bytearray, len),
     "bytearray's sum": (lasting(bytearray(1), lambda s, i: s.__setitem__(0, i)), sum),

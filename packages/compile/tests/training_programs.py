@@ -962,8 +962,8 @@ def scaled() -> Made:
     return Made(step, made.leaves, calls, optimizer)
 
 
-# Directions, as long as there were steps.
-@case("data_dependent_branch", "list_of_each_length", "loop_of_each_length", graphs=None)
+# The search looks at its losses.
+@case("data_dependent_branch", "library_code", graphs=None)
 def by_a_closure() -> Made:
     made = steps(lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3))
     (model,) = (cell.cell_contents for cell in made.step.__closure__ or () if isinstance(cell.cell_contents, nn.Module))

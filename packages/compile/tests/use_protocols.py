@@ -337,7 +337,7 @@ def parameters_made_of_others(run: Run) -> None:
     run.note_model("model", model)
 
 
-@program("tensor_to_number")
+@program()
 def averages_of_weights(run: Run) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
     call = run.compile(model)

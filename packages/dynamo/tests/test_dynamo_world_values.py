@@ -33,7 +33,7 @@ def np_roundtrip(x, _):
     return torch.from_numpy(b) * 2, b.shape, a.dtype == np.float32
 
 
-@case(lambda: np.float32(2.5), breaks=None)
+@case(lambda: np.float32(2.5))
 def np_scalar(x, k):
     return x * k, x + np.int64(3), np.sqrt(4.0), int(np.prod([2, 3]))
 

@@ -44,7 +44,7 @@ from torchdynamo.outside import imports, modules
 from torchdynamo.outside.classes import FACTS
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES, TABLES_SHOWN
 from torchdynamo.outside.growing_lists import refuse_growing
-from torchdynamo.outside.one_process import note_call, note_order, note_text
+from torchdynamo.outside.one_process import is_builtin, note_call, note_order, note_text
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
@@ -80,6 +80,8 @@ class CaptureWorld(PlainWorld):
         if value is not MISSING:
             return value
         own = fn.__builtins__  # type: ignore[attr-defined]
+        if name in own and not is_builtin(name, own[name]):  # somebody's
+            return self.outside.namespaces.get(own, name)
         if name in own:
             self.outside.builtins[name] = own[name]
             return own[name]

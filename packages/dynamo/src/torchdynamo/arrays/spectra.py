@@ -131,6 +131,8 @@ def _trapezoid(
 def _gradient(n: ArrayWorld, asked: Any, f: object, *spacing: float, axis: SupportsIndex | None = None) -> object:
     """Differences of the neighbours of each element, and of the one neighbour at the ends."""
     each = list(asked) if isinstance(asked, (tuple, list)) else [asked]
+    if not each:  # along no dim
+        return asked
     if len(spacing) > 1 or any(numpy.ndim(one) for one in spacing):
         raise BreakGraph("numpy", "numpy.gradient() of several distances")
     step = float(spacing[0]) if spacing else 1.0

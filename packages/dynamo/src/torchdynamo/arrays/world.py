@@ -372,6 +372,8 @@ class ArrayWorld:
         if tensors and function.nout > 1:
             raise BreakGraph("numpy", f"call of {name_of(function)} with a tensor")
         args = self._as_arrays(args)
+        if function is numpy.power and isinstance(args[1], Array) and args[1].model.shape[-1:] in ((), (1,)):
+            raise BreakGraph("numpy", "a power by one number that is not known")  # by a half it is a root
         made = self.result(*self._computed(function, program, args), arrays_in(args))
         if not tensors:
             return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,36 @@ for _native, _names in (
 
 RULES[repr] = _text(repr, "__repr__")
 RULES[str] = _text(str, "__str__", "__repr__")
+
+
+def _asks_each(native: Callable[..., object], conversion: Callable[..., object], *names: str) -> BuiltinRule:
+    """For a function of several numbers: one that a method of the program's tells is asked for before."""
+
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
+        return world.call_leaf(native, tuple(number_of(world, arg, conversion, *names) for arg in args), kwargs)
+
+    return rule
+
+
+def number_of(world: World, obj: object, conversion: Callable[..., object], *names: str) -> object:
+    """What `conversion` gives where a method in Python would have to tell C code the number; else the object itself."""
+    kind = type(obj)
+    if not may_change(kind) or isinstance(obj, InterpreterObject) or kind.__module__.partition(".")[0] in _NUMBERS_OF:
+        return obj
+    told = any(python_method(kind, name) is not None for name in names)
+    return RULES[conversion](world, (obj,), {}) if told else obj
+
+
+_NUMBERS_OF = frozenset({"torch", "primtorch", "torchdynamo", "numpy"})  # have ways of their own
+_WHOLE = (math.gcd, math.lcm, math.factorial, math.isqrt, math.comb, math.perm, chr, hex, oct, bin, range)
+_REAL = (
+    math.acos, math.acosh, math.asin, math.asinh, math.atan, math.atan2, math.atanh, math.copysign, math.cos, math.cosh,
+    math.degrees, math.erf, math.erfc, math.exp, math.expm1, math.fabs, math.fmod, math.frexp, math.gamma, math.hypot,
+    math.isclose, math.isfinite, math.isinf, math.isnan, math.ldexp, math.lgamma, math.log, math.log10, math.log1p,
+    math.log2, math.modf, math.pow, math.radians, math.remainder, math.sin, math.sinh, math.sqrt, math.tan, math.tanh,
+)  # fmt: skip
+RULES.update({native: _asks_each(native, operator.index, "__index__") for native in _WHOLE})
+RULES.update({native: _asks_each(native, float, "__float__", "__index__") for native in _REAL})
 
 
 @RULES.interprets(ascii)

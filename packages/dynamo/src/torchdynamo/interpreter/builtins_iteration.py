@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -120,7 +122,7 @@ def _consumer(target: object) -> BuiltinRule:
     return rule
 
 
-for _target in (list, tuple, set, frozenset):
+for _target in (list, tuple, set, frozenset, collections.deque, dict.fromkeys, math.prod, math.fsum):
     RULES[_target] = _consumer(_target)
 
 
@@ -133,7 +135,9 @@ def _method_consumer(method: object) -> BuiltinRule:
 
 _CONSUMING_METHODS: tuple[object, ...] = (
     list.extend, list.__init__, set.update, set.__init__, str.join, bytes.join, set.union, set.intersection,
-    set.difference, set.intersection_update, set.difference_update,
+    set.difference, set.intersection_update, set.difference_update, set.symmetric_difference,
+    set.symmetric_difference_update, set.issubset, set.issuperset, set.isdisjoint, collections.deque.__init__,
+    collections.deque.extend, collections.deque.extendleft, collections._count_elements,  # type: ignore[attr-defined]
 )  # fmt: skip
 for _method in _CONSUMING_METHODS:
     RULES[_method] = _method_consumer(_method)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import builtins
 import collections
+import operator
 import types
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 from torchdynamo.interpreter import attributes, operators
 from torchdynamo.interpreter.attributes import is_python, python_method
+from torchdynamo.interpreter.builtins_conversions import number_of
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, local_iterator
 from torchdynamo.interpreter.protocol import (
@@ -164,7 +166,7 @@ class PlainWorld(World):
             return value
         if isinstance(obj, type):
             return self._class_getitem(obj, key)
-        return obj[key]
+        return obj[key if isinstance(obj, dict) else number_of(self, key, operator.index, "__index__")]
 
     def _class_getitem(self, cls: type, key: object) -> object:
         found = self.class_get(cls, "__class_getitem__")

@@ -44,7 +44,7 @@ from torchdynamo.kept.symbols import KnownSymbols
 from torchdynamo.kept.taught import Taught, teach
 from torchdynamo.marks import mark_of, marks_modules, marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
-from torchdynamo.outside.one_process import Answer
+from torchdynamo.outside.one_process import Answer, is_builtin
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import OF_EACH_LENGTH
 from torchdynamo.schemas import GlobalState, GraphBreak, Guard, GuardKind
@@ -342,9 +342,7 @@ def _written(state: Function, before: Taught, emitted: Emitted, outside: Outside
 
 def _as_python_has(name: str, value: Any) -> str:
     """A builtin's name. Raises NotKept where the program has put something else in its place."""
-    made_by_python = isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
-    own = made_by_python and value.__name__ in (name, *_OTHER_NAMES.get(name, ()))
-    if not own and not any(value is constant for constant in _CONSTANTS):
+    if not is_builtin(name, value):
         raise NotKept(f"builtins.{name} is not Python's own")
     return name
 
@@ -370,8 +368,6 @@ def _hold_builtins(function: types.FunctionType) -> None:
         raise NotKept(f"{function.__qualname__} has builtins of its own")
 
 
-_CONSTANTS = (True, False, None, NotImplemented, ..., __debug__)
-_OTHER_NAMES = {"IOError": ("OSError",), "EnvironmentError": ("OSError",)}
 _ADDRESS = " at 0x"
 
 

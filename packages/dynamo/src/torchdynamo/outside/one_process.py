@@ -46,6 +46,17 @@ def note_call(outside: Outside, fn: Any, args: tuple[object, ...]) -> None:
         _note_registered(outside, fn, *args)
 
 
+def is_builtin(name: str, value: Any) -> bool:
+    """Whether a builtin is what Python has by that name."""
+    made_by_python = isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
+    own = made_by_python and value.__name__ in (name, *_OTHER_NAMES.get(name, ()))
+    return own or any(value is constant for constant in _CONSTANTS)
+
+
+_CONSTANTS = (True, False, None, NotImplemented, ..., __debug__)
+_OTHER_NAMES = {"IOError": ("OSError",), "EnvironmentError": ("OSError",)}
+
+
 def note_text(outside: Outside, made: Made) -> Made:
     """What C code has made: a text that tells an address tells it in this process alone.
 
