@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 import torch
 import torch.overrides
@@ -28,23 +27,6 @@ def global_state() -> GlobalState:
         torch_function_modes=torch._C._len_torch_function_stack(),
         switches=kernel_switches(),
     )
-
-
-def is_of_settings(question: Callable[..., object]) -> bool:
-    """Whether a question of torch's is about settings that the global state does not have. Of the machinery that
-    capture itself works by it is answered otherwise while a program is captured."""
-    name = question.__name__
-    return name not in _GUARDED_ANYWAY and not any(part in name for part in _OF_MACHINERY)
-
-
-_GUARDED_ANYWAY = frozenset(
-    {
-        "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cache_enabled",
-        "get_default_dtype", "are_deterministic_algorithms_enabled", "_get_deterministic_algorithms",
-        "_get_privateuse1_backend_name",
-    }
-)  # fmt: skip
-_OF_MACHINERY = ("torch_function", "stack", "dispatch", "tls", "trac", "functorch", "interpreter", "level", "fake")
 
 
 def function_modes() -> tuple[object, ...]:

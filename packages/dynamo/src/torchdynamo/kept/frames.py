@@ -32,7 +32,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.emit.emitted import Emitted
 from torchdynamo.emit.graph_inputs import GraphInput, takes_floats
 from torchdynamo.function import Function
-from torchdynamo.guards.global_state import global_state, is_of_settings
+from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.kept import graphs, symbols
@@ -44,7 +44,7 @@ from torchdynamo.kept.symbols import KnownSymbols
 from torchdynamo.kept.taught import Taught, teach
 from torchdynamo.marks import mark_of, marks_modules, marks_objects, region
 from torchdynamo.outside.externals import is_trusted_module, outside_graphs
-from torchdynamo.outside.one_process import Answer, is_builtin
+from torchdynamo.outside.one_process import Answer, is_builtin, is_of_settings
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import OF_EACH_LENGTH
 from torchdynamo.schemas import GlobalState, GraphBreak, Guard, GuardKind

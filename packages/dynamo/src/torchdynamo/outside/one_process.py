@@ -16,7 +16,6 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.frozen import record
-from torchdynamo.guards.global_state import is_of_settings
 from torchdynamo.outside.externals import Externals, is_trusted_module
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -99,6 +98,23 @@ def note_answer(
     plain = all(type(value) in _PLAIN for value in (*args, *kwargs.values()))
     if plain and (kwargs or not known) and is_of_settings(fn):
         outside.externals.guard(outside.externals.pins.source(fn), GuardKind.PREDICATE, Answer(args, kwargs, answer))
+
+
+def is_of_settings(question: Callable[..., object]) -> bool:
+    """Whether a question of torch's is about settings that the global state does not have. Of the machinery that
+    capture itself works by it is answered otherwise while a program is captured."""
+    name = question.__name__
+    return name not in _GUARDED_ANYWAY and not any(part in name for part in _OF_MACHINERY)
+
+
+_GUARDED_ANYWAY = frozenset(
+    {
+        "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cache_enabled",
+        "get_default_dtype", "are_deterministic_algorithms_enabled", "_get_deterministic_algorithms",
+        "_get_privateuse1_backend_name",
+    }
+)  # fmt: skip
+_OF_MACHINERY = ("torch_function", "stack", "dispatch", "tls", "trac", "functorch", "interpreter", "level", "fake")
 
 
 # -- sets --------------------------------------------------------------------------------------
