@@ -23,7 +23,7 @@ from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import tensor_operators, torch_calls
-from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, compared, keeps_texts, only_keeps, only_puts
+from torchdynamo.calls.c_functions import ASKED_METHODS, SETS, asks, compared, keeps_texts, only_keeps, only_puts
 from torchdynamo.calls.calls import Calls
 from torchdynamo.calls.redirect import Redirect
 from torchdynamo.graph import scalars
@@ -665,7 +665,7 @@ class CaptureWorld(PlainWorld):
             return made
         if not only_keeps(fn):
             looked_at = (arg for arg in (*args, *kwargs.values()) if type(arg) not in MADE_AT_EACH_CALL)
-            self.outside.refuse_opaque(*looked_at)
+            asks(self.outside, fn, *looked_at)
             self._need_words(*args, *kwargs.values())
         self.tell_apart(*compared(fn, args))
         for argument in () if only_puts(fn) else args:

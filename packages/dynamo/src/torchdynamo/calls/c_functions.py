@@ -5,15 +5,29 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+import re
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.classes import may_change
+from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.reasons import BreakGraph
+
+if TYPE_CHECKING:
+    from torchdynamo.outside.outside import Outside
 
 
 def only_keeps(fn: object) -> bool:
     """A C function that asks no more of its arguments than what they are, or puts them into a container."""
     if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
         return True
-    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, _CONTAINERS)
+    if not isinstance(fn, types.BuiltinFunctionType) or not isinstance(fn.__self__, _CONTAINERS):
+        return False
+    return fn.__name__ not in _BY_PLACES or not isinstance(fn.__self__, (list, collections.deque))
+
+
+_BY_PLACES = frozenset({"insert", "pop", "rotate"})
 
 
 def keeps_texts(fn: object) -> bool:
@@ -27,6 +41,31 @@ def only_puts(fn: object) -> bool:
         return False
     owner = fn.__objclass__ if isinstance(fn, types.MethodDescriptorType) else type(fn.__self__)
     return issubclass(owner, _CONTAINERS)
+
+
+def asks(outside: Outside, fn: object, *objects: object) -> None:
+    """Breaks where C code looks into an object that no guard can watch, or would have a method in Python tell it a
+    number or a path: what that reads, nobody sees. A method's own object is not asked."""
+    outside.refuse_opaque(*objects)
+    own = objects[:1] if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) else ()
+    for obj in objects[len(own) :]:
+        for one in (obj, *obj) if type(obj) in (list, tuple) else (obj,):
+            if may_change(type(one)) and _tells_by_python(one):
+                raise BreakGraph("c_function", f"{getattr(fn, '__qualname__', fn)} asks a {type(one).__qualname__}")
+    if isinstance(getattr(fn, "__self__", None), re.Pattern) and any(type(obj) in _CALLED for obj in objects):
+        raise BreakGraph("c_function", "a pattern calls a function of the program's")
+
+
+def _tells_by_python(obj: object) -> bool:
+    kind = type(obj)
+    of_others = isinstance(obj, (InterpreterObject, *_PLAIN)) or kind.__module__.partition(".")[0] in _HAVE_WAYS
+    return not of_others and any(python_method(kind, name) is not None for name in _TELLING)
+
+
+_PLAIN = (int, float, complex, str, bytes, type)
+_HAVE_WAYS = frozenset({"torch", "primtorch", "torchdynamo", "numpy"})
+_TELLING = ("__index__", "__float__", "__fspath__", "__complex__", "__floor__", "__ceil__", "__trunc__")
+_CALLED = (types.FunctionType, types.MethodType)
 
 
 def compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:

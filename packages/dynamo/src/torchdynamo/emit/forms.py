@@ -158,7 +158,7 @@ def _builtin(code: Codegen, obj: types.BuiltinFunctionType | types.MethodWrapper
     hidden = hidden_method(owner, obj.__name__)
     if hidden is not None:
         return code.named(obj, f"{code.pin(hidden)}.__get__({code.value(owner)})")
-    return code.named(obj, f"{code.value(owner)}.{obj.__name__}")
+    return code.named(obj, f"({code.value(owner)}).{obj.__name__}")  # of a number, too
 
 
 def _partial(code: Codegen, obj: functools.partial[object]) -> str:

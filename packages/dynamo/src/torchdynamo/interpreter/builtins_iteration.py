@@ -13,6 +13,7 @@ from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules, callback, consumable, native_iterator
+from torchdynamo.interpreter.builtins_conversions import number_of
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import (
     CallableIterator,
@@ -56,7 +57,8 @@ def call_enumerate(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 1 <= len(args) <= 2 or kwargs.keys() - {"start"} or (len(args) == 2 and kwargs):
         return enumerate(*args, **kwargs)
     start = args[1] if len(args) == 2 else kwargs.get("start", 0)
-    return EnumerateIterator(world, world.iterate(args[0]), operator.index(start))
+    first: Any = number_of(world, start, operator.index, "__index__")
+    return EnumerateIterator(world, world.iterate(args[0]), operator.index(first))
 
 
 @RULES.interprets(reversed)
@@ -122,7 +124,7 @@ def _consumer(target: object) -> BuiltinRule:
     return rule
 
 
-for _target in (list, tuple, set, frozenset, collections.deque, dict.fromkeys, math.prod, math.fsum):
+for _target in (list, tuple, set, frozenset, collections.deque, dict.fromkeys, math.prod, math.fsum, itertools.tee):
     RULES[_target] = _consumer(_target)
 
 

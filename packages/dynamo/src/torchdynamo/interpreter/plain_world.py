@@ -166,7 +166,13 @@ class PlainWorld(World):
             return value
         if isinstance(obj, type):
             return self._class_getitem(obj, key)
-        return obj[key if isinstance(obj, dict) else number_of(self, key, operator.index, "__index__")]
+        return obj[key if isinstance(obj, dict) else self._place(key)]
+
+    def _place(self, key: object) -> Any:
+        """A key of a sequence, with the numbers that methods in Python tell."""
+        if type(key) is slice:
+            return slice(*map(self._place, (key.start, key.stop, key.step)))
+        return number_of(self, key, operator.index, "__index__")
 
     def _class_getitem(self, cls: type, key: object) -> object:
         found = self.class_get(cls, "__class_getitem__")
@@ -179,7 +185,7 @@ class PlainWorld(World):
         if method is not None:
             self.call(method, (obj, key, value), {})
         else:
-            obj[stored_key(self, obj, key) if isinstance(obj, dict) else key] = value
+            obj[stored_key(self, obj, key) if isinstance(obj, dict) else self._place(key)] = value
 
     def delitem(self, obj: Any, key: object) -> None:
         method = python_method(type(obj), "__delitem__")
