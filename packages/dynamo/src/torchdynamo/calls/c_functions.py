@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import operator
-import re
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +46,13 @@ def asks(outside: Outside, fn: object, *objects: object) -> None:
     """Breaks where C code looks into an object that no guard can watch, or would have a method in Python tell it a
     number or a path: what that reads, nobody sees. A method's own object is not asked."""
     outside.refuse_opaque(*objects)
-    own = objects[:1] if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) else ()
+    if isinstance(fn, (types.WrapperDescriptorType, types.MethodWrapperType)):  # operators leave others to their own
+        return
+    own = objects[:1] if isinstance(fn, types.MethodDescriptorType) else ()
     for obj in objects[len(own) :]:
         for one in (obj, *obj) if type(obj) in (list, tuple) else (obj,):
             if may_change(type(one)) and _tells_by_python(one):
                 raise BreakGraph("c_function", f"{getattr(fn, '__qualname__', fn)} asks a {type(one).__qualname__}")
-    if isinstance(getattr(fn, "__self__", None), re.Pattern) and any(type(obj) in _CALLED for obj in objects):
-        raise BreakGraph("c_function", "a pattern calls a function of the program's")
 
 
 def _tells_by_python(obj: object) -> bool:
@@ -65,7 +64,6 @@ def _tells_by_python(obj: object) -> bool:
 _PLAIN = (int, float, complex, str, bytes, type)
 _HAVE_WAYS = frozenset({"torch", "primtorch", "torchdynamo", "numpy"})
 _TELLING = ("__index__", "__float__", "__fspath__", "__complex__", "__floor__", "__ceil__", "__trunc__")
-_CALLED = (types.FunctionType, types.MethodType)
 
 
 def compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:

@@ -136,6 +136,7 @@ def _rounded(world: World, args: Args, kwargs: Kwargs) -> object:
 
 
 RULES[abs] = _delegates(abs, "__abs__")
+RULES.update({native: _delegates(native, f"__{native.__name__}__") for native in (math.floor, math.ceil, math.trunc)})
 RULES[round] = _rounded
 
 
@@ -161,7 +162,7 @@ def call_divmod(world: World, args: Args, kwargs: Kwargs) -> object:
 @RULES.interprets(pow)
 def call_pow(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
-        return world.call_leaf(pow, args, kwargs)
+        return _delegates(pow, "__pow__")(world, args, kwargs)
     return world.binary("**", args[0], args[1])
 
 
