@@ -24,8 +24,13 @@ BOTH = (False, True, False)
 
 
 def of(owner: Any, name: str, values: tuple[Any, ...] = BOTH) -> Row:
-    """An attribute."""
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value), values
+    """An attribute; torch's own tests let nobody set those of its back ends, in the processes in which they are read."""
+
+    def put(value: Any) -> None:
+        with torch.backends.__allow_nonbracketed_mutation():
+            setattr(owner, name, value)
+
+    return lambda: getattr(owner, name), put, values
 
 
 def in_environment(value: str | None) -> None:
@@ -114,27 +119,19 @@ SETTINGS: dict[str, Row] = {
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """What no other fixture puts back."""
-    before = {name: SETTINGS[name][0]() for name in _PUT_BACK}
-    zone, name = os.environ.get("TZ"), threading.current_thread().name
+def as_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Puts the setting back."""
+    what = request.node.callspec.params["what"]
+    ask, put, _ = SETTINGS[what]
+    before, zone = ask(), os.environ.get("TZ")
     yield
-    for what, value in before.items():
-        SETTINGS[what][1](value)
-    threading.current_thread().name = name
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    in_environment(None)
-    LOGGER.setLevel(logging.NOTSET)
-    if zone is None:
-        os.environ.pop("TZ", None)
+    if what == "time zone":
+        os.environ.pop("TZ", None) if zone is None else os.environ.update(TZ=zone)
+        time.tzset()
+    elif what == "logger":
+        LOGGER.setLevel(logging.NOTSET)
     else:
-        os.environ["TZ"] = zone
-    time.tzset()
-
-
-_PUT_BACK = [
-    name for name in SETTINGS if name not in ("environment", "asked of the system", "time zone", "signals", "logger")
-]
+        put(None if put is in_environment else before)
 
 
 @pytest.mark.expected_eager(...)
