@@ -83,8 +83,7 @@ class CaptureWorld(PlainWorld):
         if name in own and not is_builtin(name, own[name]):  # somebody's
             return self.outside.namespaces.get(own, name)
         if name in own:
-            self.outside.builtins[name] = own[name]
-            return own[name]
+            return self.outside.builtins.setdefault(name, own[name])
         self.outside.namespaces.absent.append((own, name))
         raise NameError(f"name {name!r} is not defined", name=name)
 

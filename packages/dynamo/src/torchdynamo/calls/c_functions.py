@@ -9,8 +9,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.interpreter.builtins_conversions import is_of_program
 from torchdynamo.reasons import BreakGraph
 
 if TYPE_CHECKING:
@@ -51,18 +50,15 @@ def asks(outside: Outside, fn: object, *objects: object) -> None:
     own = objects[:1] if isinstance(fn, types.MethodDescriptorType) else ()
     for obj in objects[len(own) :]:
         for one in (obj, *obj) if type(obj) in (list, tuple) else (obj,):
-            if may_change(type(one)) and _tells_by_python(one):
+            if is_of_program(one) and _tells_by_python(one):
                 raise BreakGraph("c_function", f"{getattr(fn, '__qualname__', fn)} asks a {type(one).__qualname__}")
 
 
 def _tells_by_python(obj: object) -> bool:
-    kind = type(obj)
-    of_others = isinstance(obj, (InterpreterObject, *_PLAIN)) or kind.__module__.partition(".")[0] in _HAVE_WAYS
-    return not of_others and any(python_method(kind, name) is not None for name in _TELLING)
+    return not isinstance(obj, _PLAIN) and any(python_method(type(obj), name) is not None for name in _TELLING)
 
 
 _PLAIN = (int, float, complex, str, bytes, type)
-_HAVE_WAYS = frozenset({"torch", "primtorch", "torchdynamo", "numpy"})
 _TELLING = ("__index__", "__float__", "__fspath__", "__complex__", "__floor__", "__ceil__", "__trunc__")
 
 

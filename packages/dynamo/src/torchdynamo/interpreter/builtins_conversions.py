@@ -89,11 +89,12 @@ def _asks_each(native: Callable[..., object], conversion: Callable[..., object],
 
 def number_of(world: World, obj: object, conversion: Callable[..., object], *names: str) -> object:
     """What `conversion` gives where a method in Python would have to tell C code the number; else the object itself."""
-    told = _is_of_program(obj) and any(python_method(type(obj), name) is not None for name in names)
+    told = is_of_program(obj) and any(python_method(type(obj), name) is not None for name in names)
     return RULES[conversion](world, (obj,), {}) if told else obj
 
 
-def _is_of_program(obj: object) -> bool:
+def is_of_program(obj: object) -> bool:
+    """Whether an object is of a class in Python that is none of torch's, NumPy's or the interpreter's."""
     kind = type(obj)
     others = not may_change(kind) or isinstance(obj, InterpreterObject)
     return not others and kind.__module__.partition(".")[0] not in _NUMBERS_OF
@@ -165,7 +166,7 @@ def call_divmod(world: World, args: Args, kwargs: Kwargs) -> object:
 @RULES.interprets(pow)
 def call_pow(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
-        method = python_method(type(args[0]), "__pow__") if len(args) == 3 and _is_of_program(args[0]) else None
+        method = python_method(type(args[0]), "__pow__") if len(args) == 3 and is_of_program(args[0]) else None
         found = NotImplemented if method is None else world.call(method, args, kwargs)
         return world.call_leaf(pow, args, kwargs) if found is NotImplemented else found
     return world.binary("**", args[0], args[1])

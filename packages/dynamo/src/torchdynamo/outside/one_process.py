@@ -91,13 +91,17 @@ def note_answer(
 ) -> None:
     """torch has answered a question about the process, which each call asks again, and another process before it has
     the frame."""
-    known = any(asked is fn and given == args for asked, given, _ in outside.answers if len(given) == len(args))
+    plain = _are_plain((*args, *kwargs.values()))  # no ==, and no guard, asks a tensor
+    known = plain and any(asked is fn and _are_plain(given) and given == args for asked, given, _ in outside.answers)
     outside.answers.append((fn, args, answer))
     if kwargs:
         outside.externals.unkept = f"what {fn.__name__}() gives here"
-    plain = all(type(value) in _PLAIN for value in (*args, *kwargs.values()))
     if plain and (kwargs or not known) and is_of_settings(fn):
         outside.externals.guard(outside.externals.pins.source(fn), GuardKind.PREDICATE, Answer(args, kwargs, answer))
+
+
+def _are_plain(values: tuple[object, ...]) -> bool:
+    return all(type(value) in _PLAIN for value in values)
 
 
 def is_of_settings(question: Callable[..., object]) -> bool:
